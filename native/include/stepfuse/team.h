@@ -1,0 +1,48 @@
+// A persistent, pinned team of threads. The caller is member 0; the others sleep between runs.
+#pragma once
+
+#include <cstdint>
+
+namespace stepfuse {
+
+class Team;
+
+// What a running member may use. `barrier` returns when every member has called it the same number
+// of times; a member that waits longer than the team's stop bound aborts the process with a message
+// naming the stage (a wait that never ends is worse than a crash that says where).
+struct Member {
+  int index;
+  int count;
+  Team* team;
+  void barrier();
+};
+
+struct TeamOptions {
+  int threads;             // 1..256, the caller included
+  const int* cpus;         // one processor per member, or null: the process's own set, in order
+  bool pin;                // false: leave placement to the system
+  std::int64_t spin_ns;    // spin this long before sleeping (about 50 us); 0 when oversubscribed
+  std::int64_t stop_ns;    // fail-stop bound of one wait (default 30 s)
+};
+
+using TeamTask = void (*)(void* context, Member member);
+
+class Team {
+ public:
+  explicit Team(const TeamOptions& options);
+  ~Team();
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  int threads() const;
+  // Runs `task` on every member and returns when all have finished. Not re-entrant; one caller at
+  // a time (a second concurrent caller waits).
+  void run(TeamTask task, void* context);
+
+ private:
+  struct State;
+  State* state_;
+  friend struct Member;
+};
+
+}  // namespace stepfuse
