@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PEERS_VENV ?= .venv-peers
+LLAMA_CPP_PYTHON ?= 0.3.36
 THREADS ?= 2
 TORCH ?= torch==2.13.0
 
@@ -68,9 +69,17 @@ oracles: $(BUILD_STAMP)  ## Install the independent oracles (transformers, fla-c
 	@$(BIN)/python -m pip install --quiet "transformers==5.24.*"
 	@$(BIN)/python -m pip install --quiet --no-deps "fla-core==0.6.*"
 
-peers: $(SETUP_STAMP)  ## Build llama.cpp in its own environment, for `stepfuse bench peers`
+# The source package carries llama.cpp's own converter, so it is unpacked and kept.
+peers:  ## Build llama.cpp in its own environment, for `stepfuse bench peers`
 	@test -x $(PEERS_VENV)/bin/python || $(PYTHON) -m venv $(PEERS_VENV)
-	@bench/build_peers.sh $(PEERS_VENV)
+	@$(PEERS_VENV)/bin/python -m pip install --quiet --upgrade pip scikit-build-core "$(TORCH)"
+	@$(PEERS_VENV)/bin/python -m pip download --quiet --no-deps --no-binary llama-cpp-python \
+	  --no-build-isolation llama-cpp-python==$(LLAMA_CPP_PYTHON) -d $(PEERS_VENV)/src
+	@tar xzf $(PEERS_VENV)/src/llama_cpp_python-$(LLAMA_CPP_PYTHON).tar.gz -C $(PEERS_VENV)/src
+	@echo "peers: compiling llama.cpp for this machine (about 5 minutes on 2 cores)"
+	@CMAKE_ARGS="-DGGML_NATIVE=ON" $(PEERS_VENV)/bin/python -m pip install --quiet \
+	  $(PEERS_VENV)/src/llama_cpp_python-$(LLAMA_CPP_PYTHON)
+	@$(PEERS_VENV)/bin/python -m pip install --quiet transformers==5.24.* sentencepiece
 
 bench: $(BUILD_STAMP)  ## Decode step of k3-tiny: standard, specialized, % of roof
 	@$(BIN)/stepfuse bench step k3-tiny --rows 1,2,4,8 --threads $(THREADS)
