@@ -30,9 +30,8 @@ struct Geometry {
 // Packed as kernels.h says; null where the member has no such tensor.
 struct KdaWeights {
   const bf16_t *q, *k, *v, *f_a, *f_b, *b, *g, *g_a, *g_b, *o;
-  const bf16_t* conv;       // [3][4][heads * dim]
-  const float *a_log, *dt_bias;
-  const bf16_t* o_norm;
+  const float* conv;        // [3][4][heads * dim]
+  const float *a_log, *dt_bias, *o_norm;
 };
 
 struct MlaWeights {

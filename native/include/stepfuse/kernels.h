@@ -84,10 +84,10 @@ struct KdaArgs {
   const float* decay;       // [heads * dim], f_b_proj(f_a_proj x), before dt_bias
   const float* beta;        // [heads], before sigmoid
   const float* gate;        // [heads * dim], before sigmoid
-  const bf16_t* conv_weight;  // [3 (q,k,v)][4 taps][heads * dim], tap 3 multiplies the present input
+  const float* conv_weight;  // [3 (q,k,v)][4 taps][heads * dim], tap 3 multiplies the present input
   const float* a_log;       // [heads]
   const float* dt_bias;     // [heads * dim]
-  const bf16_t* norm_weight;  // [dim]
+  const float* norm_weight;  // [dim]
   bf16_t* conv_state;       // [3 past (oldest first)][3 (q,k,v)][heads * dim]; inputs rounded to BF16
   float* state;             // [heads][dim/32][dim (k)][32 (v)]
   float* out;               // [heads * dim]

@@ -1,7 +1,7 @@
 """The one copy of the weights both runtimes read: views into one arena, packed for the kernels.
 
-Packing is a permutation of the vendor's values (docs/layouts.md, `stepfuse.ops.packed`). All tensors
-are views of `ModelWeights.arena`, 64-byte aligned.
+Packing is a permutation of the vendor's values (docs/layouts.md, `stepfuse.ops.packed`). All
+tensors are views of `ModelWeights.arena`, 64-byte aligned.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from stepfuse.ops.packed import PackedExperts, PackedGateUp, PackedHeads, Packed
 
 @dataclass(frozen=True, slots=True)
 class KdaWeights:
-    """`conv` BF16 [3 (q,k,v), 4 taps, width]; `a_log` FP32 [heads]; `dt_bias` FP32 [width]."""
+    """`conv` FP32 [3 (q,k,v), 4 taps, width]; `a_log` FP32 [heads]; `dt_bias` FP32 [width];
+    `o_norm` FP32 [dim]. K3's files hold all four in FP32, Kimi-Linear's hold conv and o_norm in
+    BF16, which FP32 holds exactly.
+    """
 
     q: PackedLinear
     k: PackedLinear
@@ -70,7 +73,7 @@ class MoeWeights:
 
 @dataclass(frozen=True, slots=True)
 class ResidualMix:
-    """Norm weight BF16 [hidden] and score projection BF16 [hidden] of one attention residual mix."""
+    """Norm weight and score projection, BF16 [hidden] each, of one attention residual mix."""
 
     norm: Tensor
     proj: Tensor
