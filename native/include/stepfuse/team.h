@@ -14,13 +14,14 @@ struct Member {
   int index;
   int count;
   Team* team;
-  void barrier();
+  // `stage` (static storage) names what was just done, for the message of a wait that never ends.
+  void barrier(const char* stage);
 };
 
 struct TeamOptions {
   int threads;             // 1..256, the caller included
-  const int* cpus;         // one processor per member, or null: the process's own set, in order
-  bool pin;                // false: leave placement to the system
+  const int* cpus;         // one processor per member, or null: chosen among the process's own set
+  bool pin;                // workers pinned and the caller moved to its place; false: left alone
   std::int64_t spin_ns;    // spin this long before sleeping (about 50 us); 0 when oversubscribed
   std::int64_t stop_ns;    // fail-stop bound of one wait (default 30 s)
 };
@@ -35,11 +36,13 @@ class Team {
   Team& operator=(const Team&) = delete;
 
   int threads() const;
+  const int* cpus() const;  // [threads]
   // Runs `task` on every member and returns when all have finished. Not re-entrant; one caller at
   // a time (a second concurrent caller waits).
   void run(TeamTask task, void* context);
 
  private:
+  void finish();
   struct State;
   State* state_;
   friend struct Member;
