@@ -1,0 +1,9 @@
+"""stub"""
+
+from __future__ import annotations
+
+from stepfuse.engine.parts import EngineOptions, Parts
+
+
+def build(options: EngineOptions) -> Parts:
+    raise NotImplementedError

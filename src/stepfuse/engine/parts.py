@@ -1,0 +1,75 @@
+"""What an engine is made of, and what it was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from stepfuse.chat.tokenizer import TiktokenTokenizer
+from stepfuse.engine.scheduler import CachePool
+from stepfuse.ops.views import KvDtype
+from stepfuse.runtime.batch import StepInput, StepOutput
+from stepfuse.runtime.plan import DecodeBackend, Path
+
+
+class Runtime(Protocol):
+    """Executes one step; both runtimes do."""
+
+    def run(self, step: StepInput) -> StepOutput: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The arguments of Engine, as given."""
+
+    model_path: str
+    decode_backend: DecodeBackend
+    kv_cache_dtype: KvDtype
+    threads: int | None
+    max_model_len: int | None
+    max_num_seqs: int
+    cache_bytes: int | None
+    allow_config_keys: tuple[str, ...]
+    prefill_chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What figures must carry: model name, KV dtype, threads and the ISA level that runs."""
+
+    model: str
+    kv_cache_dtype: KvDtype
+    threads: int
+    level: str
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """`fused` is None and `prepared_rows` 0 where the specialized path cannot serve; `unsupported`
+    then lists every reason. `close` lets go of threads and memory.
+    """
+
+    vocab: int
+    pool: CachePool
+    standard: Runtime
+    backend: DecodeBackend
+    max_model_len: int
+    facts: Facts
+    fused: Runtime | None = None
+    prepared_rows: int = 0
+    unsupported: tuple[str, ...] = ()
+    tokenizer: TiktokenTokenizer | None = None
+    eos_ids: frozenset[int] = frozenset()
+    max_num_seqs: int = 8
+    prefill_chunk: int = 512
+    close: Callable[[], None] = field(default=_nothing)
+
+    def runtime(self, path: Path) -> Runtime:
+        if path == "standard" or self.fused is None:
+            return self.standard
+        return self.fused
