@@ -46,7 +46,7 @@ class StateView:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Rows [start, start + rows) of a step belong to one sequence; as SequenceRows without logits."""
+    """Rows [start, start + rows) of a step are one sequence's; as SequenceRows without logits."""
 
     start: int
     rows: int

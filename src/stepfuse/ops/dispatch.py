@@ -1,0 +1,53 @@
+"""Which implementation of an op runs: the native kernels where the core is built, else PyTorch."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import ModuleType
+from typing import Literal
+
+Implementation = Literal["native", "eager"]
+
+_forced: Implementation | None = None
+
+
+@cache
+def _native_available() -> bool:
+    try:
+        core = importlib.import_module("stepfuse.ops.native")
+    except ModuleNotFoundError as error:
+        if error.name not in {"stepfuse.ops.native", "stepfuse._native"}:
+            raise
+        return False
+    return bool(core.available())
+
+
+def chosen() -> Implementation:
+    """What ops run now: `native` where the core is built and can run here, unless forced."""
+    if _forced is not None:
+        return _forced
+    return "native" if _native_available() else "eager"
+
+
+@cache
+def _load(op: str, which: Implementation) -> ModuleType:
+    return importlib.import_module(f"stepfuse.ops.{op}.{which}")
+
+
+def implementation(op: str) -> ModuleType:
+    """The module of `op` that holds the functions of its contract."""
+    return _load(op, chosen())
+
+
+@contextmanager
+def forced(which: Implementation) -> Iterator[None]:
+    """Run every op with one implementation, e.g. to compare the two. Not for several threads."""
+    global _forced
+    previous, _forced = _forced, which
+    try:
+        yield
+    finally:
+        _forced = previous
