@@ -136,7 +136,7 @@ def kda(
         part = slice(span.start, span.start + span.rows)
         mixed, window = _convolve(qkv[part], view.conv[span.slot], params.conv)
         view.conv[span.slot] = window
-        state = plain_state(view.state[span.slot])
+        state = plain_state(view.state[span.slot]).clone()
         mixed = mixed.view(span.rows, 3, geometry.heads, geometry.dim)
         raw[part] = _attend(state, mixed, g[part], beta[part])
         view.state[span.slot] = tiled_state(state)
