@@ -46,7 +46,7 @@ class MlaGeometry:
 
 @dataclass(frozen=True, slots=True)
 class MoeGeometry:
-    """Routed experts of `expert_width` on `latent` (None: on the hidden width) plus one shared MLP."""
+    """Routed experts of `expert_width` on `latent` (None: the hidden width) plus one shared MLP."""
 
     experts: int
     top_k: int
