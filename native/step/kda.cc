@@ -1,0 +1,80 @@
+#include "step/kda.h"
+
+#include <cstring>
+
+namespace stepfuse {
+namespace {
+
+constexpr int kStreams = 3;  // q, k, v
+
+// A sequence's first token starts from zero state and an empty window, whatever the slot held.
+void clear_heads(const KdaSpec& spec, float* state, bf16_t* conv, Range heads) {
+  const std::int64_t square = std::int64_t{spec.dim} * spec.dim;
+  const std::size_t count = heads.end - heads.begin;
+  std::memset(state + heads.begin * square, 0, sizeof(float) * count * square);
+  const std::int64_t width = std::int64_t{spec.heads} * spec.dim;
+  for (int i = 0; i < (kConvTaps - 1) * kStreams; ++i) {
+    std::memset(conv + i * width + heads.begin * spec.dim, 0, sizeof(bf16_t) * count * spec.dim);
+  }
+}
+
+}  // namespace
+
+void KdaTask::expand(const Run& run, int member, const bf16_t* weight, Buffer low, int rank,
+                     Buffer full) const {
+  const Range heads = spec_.split.member[member];
+  const int width = spec_.heads * spec_.dim;
+  const int tiles = spec_.dim / kTileRows;
+  void* act = spec_.rank_act.at<void>(member);
+  run.kernels->pack_pairs(low.fp32(member), rank, nullptr, run.rows, rank, act);
+  run.kernels->linear({weight, act, full.fp32(member), width, run.rows, rank, width,
+                       heads.begin * tiles, heads.end * tiles});
+}
+
+void KdaTask::advance(const Run& run, int member, int row) const {
+  const Range heads = spec_.split.member[member];
+  const StateView& view = run.caches->state[spec_.index];
+  const std::int64_t slot = run.batch->slot[row];
+  float* state = view.state + slot * view.state_stride;
+  bf16_t* conv = view.conv + slot * view.conv_stride;
+  if (run.batch->position[row] == 0) clear_heads(spec_, state, conv, heads);
+  const std::int64_t at = std::int64_t{row} * spec_.heads * spec_.dim;
+  KdaArgs args;
+  args.q = spec_.q.fp32(member) + at;
+  args.k = spec_.k.fp32(member) + at;
+  args.v = spec_.v.fp32(member) + at;
+  args.decay = spec_.decay.fp32(member) + at;
+  args.beta = spec_.beta.fp32(member) + std::int64_t{row} * spec_.heads;
+  args.gate = spec_.gate.fp32(member) + at;
+  args.conv_weight = spec_.weights.conv;
+  args.a_log = spec_.weights.a_log;
+  args.dt_bias = spec_.weights.dt_bias;
+  args.norm_weight = spec_.weights.o_norm;
+  args.conv_state = conv;
+  args.state = state;
+  args.out = spec_.out.fp32(member) + at;
+  args.heads = spec_.heads;
+  args.dim = spec_.dim;
+  args.head_begin = heads.begin;
+  args.head_end = heads.end;
+  args.gate_lower_bound = spec_.gate_lower_bound;
+  args.norm_eps = spec_.norm_eps;
+  run.kernels->kda(args);
+}
+
+void KdaTask::run(const Run& run, int member) const {
+  const Range heads = spec_.split.member[member];
+  if (heads.begin == heads.end) return;
+  expand(run, member, spec_.weights.f_b, spec_.f_a, spec_.decay_rank, spec_.decay);
+  if (spec_.gate_rank > 0) {
+    expand(run, member, spec_.weights.g_b, spec_.g_a, spec_.gate_rank, spec_.gate);
+  }
+  // Rows of a sequence are adjacent and in token order, so going through the rows in order is
+  // going through each sequence's tokens in order.
+  for (int row = 0; row < run.rows; ++row) advance(run, member, row);
+  const int width = spec_.heads * spec_.dim;
+  acts_.pack_pairs(spec_.out.fp32(member), width, run.rows, width, heads.begin * spec_.dim,
+                   heads.end * spec_.dim, spec_.out_act.at<std::byte>(member));
+}
+
+}  // namespace stepfuse
