@@ -44,55 +44,59 @@ void DecodeStep::bind_caches(BoundCaches caches) {
 
 void DecodeStep::bind_batch(const StepBatch& batch) { batch_ = batch; }
 
-std::string DecodeStep::check_pages(int row) const {
+Refusal DecodeStep::check_pages(int row) const {
   const std::int64_t position = batch_.position[row];
   const std::int64_t last = position / bound_.latent[0].page_tokens;
-  if (last >= batch_.pages_stride) return out_of_range("page index", row, last, batch_.pages_stride);
+  if (last >= batch_.pages_stride) {
+    return {out_of_range("page table entry", row, last, batch_.pages_stride), true};
+  }
   const std::int32_t* pages = batch_.pages + row * batch_.pages_stride;
   for (std::int64_t i = 0; i <= last; ++i) {
-    if (pages[i] < 0 || pages[i] >= bound_.pages) {
-      return out_of_range("page", row, pages[i], bound_.pages);
-    }
+    if (pages[i] >= 0 && pages[i] < bound_.pages) continue;
+    return {out_of_range("page", row, pages[i], bound_.pages), true};
   }
-  return "";
+  return {};
 }
 
-std::string DecodeStep::check_row(int row) const {
+// A row of a slot that came up before continues the row just before it, by one token.
+Refusal DecodeStep::check_order(int row) const {
+  const std::int32_t slot = batch_.slot[row];
+  for (int before = row - 1; before >= 0; --before) {
+    if (batch_.slot[before] != slot) continue;
+    if (before == row - 1 && batch_.position[before] + 1 == batch_.position[row]) return {};
+    return {"row " + std::to_string(row) + ": rows of slot " + std::to_string(slot) +
+            " are not adjacent and in token order"};
+  }
+  return {};
+}
+
+Refusal DecodeStep::check_row(int row) const {
   const std::int32_t token = batch_.token[row];
   if (token < 0 || token >= inputs_.geometry.vocab) {
-    return out_of_range("token", row, token, inputs_.geometry.vocab);
+    return {out_of_range("token", row, token, inputs_.geometry.vocab)};
   }
   const std::int32_t slot = batch_.slot[row];
   if (!bound_.state.empty() && (slot < 0 || slot >= bound_.slots)) {
-    return out_of_range("slot", row, slot, bound_.slots);
+    return {out_of_range("slot", row, slot, bound_.slots), true};
   }
   const std::int64_t position = batch_.position[row];
-  if (position < 0) return out_of_range("position", row, position, INT64_MAX);
-  for (int before = 0; before < row; ++before) {
-    if (batch_.slot[before] != slot) continue;
-    if (before == row - 1 ? batch_.position[before] + 1 == position
-                          : batch_.slot[before + 1] == slot) {
-      continue;
-    }
-    return "row " + std::to_string(row) + ": rows of slot " + std::to_string(slot) +
-           " are not adjacent and in token order";
-  }
-  return bound_.latent.empty() ? "" : check_pages(row);
+  if (position < 0) return {out_of_range("position", row, position, INT32_MAX)};
+  Refusal refusal = check_order(row);
+  if (refusal.text.empty() && !bound_.latent.empty()) refusal = check_pages(row);
+  return refusal;
 }
 
-std::string DecodeStep::check_batch(int rows) const {
+Refusal DecodeStep::check_batch(int rows) const {
   if (batch_.token == nullptr || bound_.latent.size() + bound_.state.size() == 0) {
-    return "batch arrays and caches are not bound";
+    return {"batch arrays and caches are not bound"};
   }
   if (rows < 1 || rows > inputs_.geometry.max_rows) {
-    return std::to_string(rows) + " rows for a step prepared for 1 to " +
-           std::to_string(inputs_.geometry.max_rows);
+    return {std::to_string(rows) + " rows for a step prepared for 1 to " +
+            std::to_string(inputs_.geometry.max_rows)};
   }
-  for (int row = 0; row < rows; ++row) {
-    const std::string reason = check_row(row);
-    if (!reason.empty()) return reason;
-  }
-  return "";
+  Refusal refusal;
+  for (int row = 0; row < rows && refusal.text.empty(); ++row) refusal = check_row(row);
+  return refusal;
 }
 
 void DecodeStep::run_member(void* context, Member member) {

@@ -30,6 +30,12 @@ struct BoundCaches {
   int slots;                       // of every state view
 };
 
+// Why a batch cannot run; empty text when it can. `cache`: a slot or page the caches do not have.
+struct Refusal {
+  std::string text;
+  bool cache = false;
+};
+
 class DecodeStep {
  public:
   // Lays out memory, builds and checks the program; throws std::exception with the reason.
@@ -40,8 +46,8 @@ class DecodeStep {
   // The arrays every run reads (StepBatch; `rows` is ignored) and the logits it writes.
   void bind_batch(const StepBatch& batch);
 
-  // The reason why the batch cannot run (an index out of range, rows of a sequence apart), or empty.
-  std::string check_batch(int rows) const;
+  // Refuses indices out of range and rows of one sequence that are apart or out of order.
+  Refusal check_batch(int rows) const;
   // Runs the stages before `until` (stages() for all) on the bound arrays and returns the
   // nanoseconds it took. The batch must have been checked. Neither allocates nor throws.
   std::int64_t run(int rows, int until);
@@ -56,8 +62,9 @@ class DecodeStep {
 
  private:
   static void run_member(void* context, Member member);
-  std::string check_row(int row) const;
-  std::string check_pages(int row) const;
+  Refusal check_row(int row) const;
+  Refusal check_order(int row) const;
+  Refusal check_pages(int row) const;
 
   StepInputs inputs_;
   BoundCaches bound_{};
