@@ -7,8 +7,9 @@
 
 namespace stepfuse {
 
-// Addresses inside an activation buffer (kernels.h: blocks of kRowBlock rows, each [k/2][rows][2] or
-// [k/8][4][rows][2]): columns [k0, k1) of a block are contiguous, k0 and k1 multiples of the group.
+// Addresses inside an activation buffer (kernels.h: blocks of kRowBlock rows, each [k/2][rows][2]
+// or [k/8][4][rows][2]): columns [k0, k1) of a block are contiguous, k0 and k1 multiples of the
+// group.
 class Acts {
  public:
   explicit Acts(const KernelTable* kernels)

@@ -12,7 +12,9 @@ namespace {
 constexpr std::int64_t kLine = 64;
 constexpr std::int64_t kPage = 4096;
 
-std::int64_t rounded(std::int64_t bytes, std::int64_t unit) { return (bytes + unit - 1) / unit * unit; }
+std::int64_t rounded(std::int64_t bytes, std::int64_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
 
 std::int64_t element_bytes(Element element) { return element == Element::kByte ? 1 : 4; }
 

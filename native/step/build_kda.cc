@@ -86,8 +86,11 @@ void Builder::build_kda(const KdaWeights& weights, bool start) {
   // The low-rank inputs are read whole: private to each member, or behind a barrier.
   std::vector<Use> reads{{kda_.q, own},    {kda_.k, own},           {kda_.v, own},
                          {kda_.beta, own}, {kda_.f_a, Use::kWhole}, {state_cache_, own}};
-  std::vector<Use> writes{{kda_.decay, own}, {kda_.rank_act, Use::kWhole}, {kda_.out, own},
-                          {kda_.out_act, own}, {state_cache_, own}};
+  std::vector<Use> writes{{kda_.decay, own},
+                          {kda_.rank_act, Use::kWhole},
+                          {kda_.out, own},
+                          {kda_.out_act, own},
+                          {state_cache_, own}};
   if (g_.gate_rank > 0) {
     reads.push_back({kda_.g_a, Use::kWhole});
     writes.push_back({kda_.gate, own});

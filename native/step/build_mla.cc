@@ -16,8 +16,7 @@ void Builder::declare_mla() {
   mla_.kv_a = add("mla.kv_a", Sharing::kShared, {rows, g_.kv_lora + g_.rope});
   if (g_.mla_output_gate) mla_.gate = add("mla.gate", Sharing::kShared, {rows, width});
   mla_.q = add("mla.q", Sharing::kPrivate, {rows, heads * head_q});
-  mla_.head_act =
-      add_act("mla.head_act", Sharing::kPrivate, std::max(g_.nope, g_.kv_lora), rows);
+  mla_.head_act = add_act("mla.head_act", Sharing::kPrivate, std::max(g_.nope, g_.kv_lora), rows);
   mla_.q_latent = add("mla.q_latent", Sharing::kShared, {rows, heads, g_.kv_lora});
   mla_.kv_norm = add("mla.kv_norm", Sharing::kPrivate, {g_.kv_lora});
   mla_.part_max = add("mla.part_max", Sharing::kShared, {kMlaParts, heads});
@@ -90,25 +89,34 @@ void Builder::build_mla(const MlaWeights& weights, bool start) {
     norm.sources = {at(mla_.q_a)};
     norm.x = at(mla_.q_norm);
     norm.act = at(mla_.q_act);
-    stage({"mla.q_norm", {{mla_.q_a, Use::kWhole}},
-           {{mla_.q_norm, Use::kWhole}, {mla_.q_act, Use::kWhole}}, {}, false},
+    stage({"mla.q_norm",
+           {{mla_.q_a, Use::kWhole}},
+           {{mla_.q_norm, Use::kWhole}, {mla_.q_act, Use::kWhole}},
+           {},
+           false},
           std::make_unique<NormTask>(std::move(norm)));
   }
   const MlaSpec spec = mla_spec(weights);
   const int own = mla_share_;
-  stage({"mla.query", {{g_.q_lora > 0 ? mla_.q_act : x_act_, Use::kWhole}},
-         {{mla_.q, own}, {mla_.head_act, Use::kWhole}, {mla_.q_latent, own}}, {mla_split_}, false},
+  stage({"mla.query",
+         {{g_.q_lora > 0 ? mla_.q_act : x_act_, Use::kWhole}},
+         {{mla_.q, own}, {mla_.head_act, Use::kWhole}, {mla_.q_latent, own}},
+         {mla_split_},
+         false},
         std::make_unique<MlaQueryTask>(spec));
   // All latents of the step are in the cache before any row attends.
   const int by_row = program_->new_share();
-  stage({"mla.write", {{mla_.kv_a, Use::kWhole}},
-         {{latent_cache_, by_row}, {mla_.kv_norm, Use::kWhole}}, {}, true},
+  stage({"mla.write",
+         {{mla_.kv_a, Use::kWhole}},
+         {{latent_cache_, by_row}, {mla_.kv_norm, Use::kWhole}},
+         {},
+         true},
         std::make_unique<MlaWriteTask>(spec));
   std::vector<Use> reads{{mla_.q, own}, {mla_.q_latent, own}, {latent_cache_, Use::kWhole}};
   if (g_.mla_output_gate) reads.push_back({mla_.gate, own});
   std::vector<Use> writes{{mla_.head_act, Use::kWhole}};
-  for (Region region : {mla_.part_max, mla_.part_sum, mla_.part_acc, mla_.latent, mla_.out,
-                        mla_.out_act}) {
+  for (Region region :
+       {mla_.part_max, mla_.part_sum, mla_.part_acc, mla_.latent, mla_.out, mla_.out_act}) {
     writes.push_back({region, own});
   }
   stage({"mla.attend", std::move(reads), std::move(writes), {mla_split_}, true},

@@ -30,7 +30,8 @@ Builder::Builder(const Geometry& geometry, const ModelWeights& weights, const Ke
     (w_.layer[i].is_mla ? any_mla_ : any_kda_) = true;
     (w_.layer[i].is_dense ? any_dense_ : any_moe_) = true;
   }
-  fused_ = options_.fuse_heads < 0 ? heads_fuse_well(g_, options_.members) : options_.fuse_heads != 0;
+  fused_ =
+      options_.fuse_heads < 0 ? heads_fuse_well(g_, options_.members) : options_.fuse_heads != 0;
   kda_share_ = program_->new_share();
   mla_share_ = program_->new_share();
   kda_split_ = split_even(g_.kda_heads, options_.members);
@@ -121,7 +122,8 @@ void Builder::build_layer(int layer) {
   layer_ = layer;
   const LayerWeights& w = w_.layer[layer];
   norm_stage("attn.norm", w.attn_res_norm, w.attn_res_proj, w.input_norm, false);
-  // A snapshot is the raw prefix: it stays where it is and the prefix starts anew in the next region.
+  // A snapshot is the raw prefix: it stays where it is and the prefix starts anew in the next
+  // region.
   const bool snapshot = g_.attn_res_block > 0 && layer % g_.attn_res_block == 0;
   if (snapshot) ++prefix_;
   if (w.is_mla) {
@@ -144,7 +146,10 @@ void Builder::build_dense(const DenseWeights& weights) {
                                       at(x_act_), at(dense_h_), at(dense_act_)}};
   const std::vector<Split> splits = split_tiles(matrices, options_.members);
   const int share = program_->new_share();
-  stage({"dense.gate_up", {{x_act_, Use::kWhole}}, {{dense_h_, share}, {dense_act_, share}}, splits,
+  stage({"dense.gate_up",
+         {{x_act_, Use::kWhole}},
+         {{dense_h_, share}, {dense_act_, share}},
+         splits,
          true},
         std::make_unique<TilesTask>(kernels_, g_.activation, g_.max_rows, matrices, splits));
   residual_stage("dense.down", weights.down, g_.dense_width, dense_act_, false);

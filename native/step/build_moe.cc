@@ -56,12 +56,12 @@ ExpertsSpec Builder::experts_spec(const MoeWeights& weights) const {
 }
 
 void Builder::moe_front(const MoeWeights& w) {
-  std::vector<Matrix> matrices{{Product::kLinearFp32, w.router, g_.hidden, g_.experts,
-                                at(x_act32_), at(moe_.logits), {}}};
+  std::vector<Matrix> matrices{
+      {Product::kLinearFp32, w.router, g_.hidden, g_.experts, at(x_act32_), at(moe_.logits), {}}};
   std::vector<Region> written{moe_.logits};
   if (g_.latent > 0) {
-    matrices.push_back({Product::kLinear, w.latent_down, g_.hidden, g_.latent, at(x_act_),
-                        at(moe_.latent), {}});
+    matrices.push_back(
+        {Product::kLinear, w.latent_down, g_.hidden, g_.latent, at(x_act_), at(moe_.latent), {}});
     written.push_back(moe_.latent);
   }
   if (g_.shared_width > 0) {
@@ -73,7 +73,10 @@ void Builder::moe_front(const MoeWeights& w) {
   const int share = program_->new_share();
   std::vector<Use> writes;
   for (Region region : written) writes.push_back({region, share});
-  stage({"moe.front", {{x_act_, Use::kWhole}, {x_act32_, Use::kWhole}}, std::move(writes), splits,
+  stage({"moe.front",
+         {{x_act_, Use::kWhole}, {x_act32_, Use::kWhole}},
+         std::move(writes),
+         splits,
          true},
         std::make_unique<TilesTask>(kernels_, g_.activation, g_.max_rows, matrices, splits));
 }
@@ -87,8 +90,11 @@ void Builder::moe_latent_up(const MoeWeights& weights) {
   norm.sources = {at(moe_.sum)};
   norm.x = at(moe_.latent_x);
   norm.act = at(moe_.latent_act);
-  stage({"moe.norm", {{moe_.sum, Use::kWhole}},
-         {{moe_.latent_x, Use::kWhole}, {moe_.latent_act, Use::kWhole}}, {}, false},
+  stage({"moe.norm",
+         {{moe_.sum, Use::kWhole}},
+         {{moe_.latent_x, Use::kWhole}, {moe_.latent_act, Use::kWhole}},
+         {},
+         false},
         std::make_unique<NormTask>(std::move(norm)));
   residual_stage("moe.latent_up", weights.latent_up, g_.latent, moe_.latent_act, false);
 }
@@ -101,9 +107,14 @@ void Builder::build_moe(const MoeWeights& weights) {
   stage({"moe.route", {{moe_.logits, Use::kWhole}}, {{moe_.table, Use::kWhole}}, {}, false},
         std::make_unique<RouteTask>(spec));
   const int by_unit = program_->new_share();
-  stage({"moe.up", {{moe_.table, Use::kWhole}, {input, Use::kWhole}},
-         {{moe_.row_act, Use::kWhole}, {moe_.gather_act, Use::kWhole}, {moe_.h, by_unit},
-          {moe_.h_act, by_unit}}, {}, true},
+  stage({"moe.up",
+         {{moe_.table, Use::kWhole}, {input, Use::kWhole}},
+         {{moe_.row_act, Use::kWhole},
+          {moe_.gather_act, Use::kWhole},
+          {moe_.h, by_unit},
+          {moe_.h_act, by_unit}},
+         {},
+         true},
         std::make_unique<ExpertsUpTask>(kernels_, spec));
   const int by_column = program_->new_share();
   std::vector<Use> reads{{moe_.table, Use::kWhole}, {moe_.h_act, Use::kWhole}};

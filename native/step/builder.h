@@ -96,7 +96,8 @@ class Builder {
   } mla_{};
   Region dense_h_ = -1, dense_act_ = -1;
   struct {
-    Region logits, latent = -1, shared_h = -1, shared_act = -1, table, row_act, gather_act, h, h_act;
+    Region logits, latent = -1, shared_h = -1, shared_act = -1, table, row_act, gather_act, h,
+                   h_act;
     Region sum = -1, latent_x = -1, latent_act = -1;
   } moe_{};
 };

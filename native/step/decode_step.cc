@@ -32,10 +32,10 @@ void DecodeStep::bind_caches(BoundCaches caches) {
   for (const LayerWeights& layer : inputs_.layers) mla += layer.is_mla ? 1 : 0;
   const std::size_t kda = inputs_.layers.size() - mla;
   if (caches.latent.size() != mla || caches.state.size() != kda) {
-    throw std::invalid_argument(
-        "caches: " + std::to_string(caches.latent.size()) + " latent and " +
-        std::to_string(caches.state.size()) + " state views for " + std::to_string(mla) +
-        " MLA and " + std::to_string(kda) + " KDA layers; give one per layer");
+    throw std::invalid_argument("caches: " + std::to_string(caches.latent.size()) + " latent and " +
+                                std::to_string(caches.state.size()) + " state views for " +
+                                std::to_string(mla) + " MLA and " + std::to_string(kda) +
+                                " KDA layers; give one per layer");
   }
   bound_ = std::move(caches);
   views_ = {bound_.latent.data(), bound_.state.data(), static_cast<int>(mla),

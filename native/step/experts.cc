@@ -84,8 +84,8 @@ void RouteTask::run(const Run& run, int member) const {
 // rows gathers them anew.
 const std::byte* ExpertsUpTask::activation(const Run& run, int member, const ExpertTable& table,
                                            int i) const {
-  const auto pack = spec_.format == ExpertFormat::kMxfp4 ? run.kernels->pack_fp4
-                                                         : run.kernels->pack_pairs;
+  const auto pack =
+      spec_.format == ExpertFormat::kMxfp4 ? run.kernels->pack_fp4 : run.kernels->pack_pairs;
   const float* x = spec_.x.fp32(member);
   const std::int32_t* rows = table.row + table.first[i];
   if (rows_of(table, i) > 1) {
@@ -171,10 +171,10 @@ void ExpertsDownTask::routed(const Run& run, int member, const ExpertTable& tabl
     const std::byte* act =
         spec_.h_act.at<std::byte>(member) + acts_.bytes(spec_.width, table.first[i]);
     if (spec_.format == ExpertFormat::kMxfp4) {
-      run.kernels->fp4_scatter({block + spec_.weights.w2_offset,
-                                block + spec_.weights.w2_scale_offset, act, out, spec_.in,
-                                rows_of(table, i), spec_.width, spec_.in, tiles.begin, tiles.end},
-                               scatter);
+      run.kernels->fp4_scatter(
+          {block + spec_.weights.w2_offset, block + spec_.weights.w2_scale_offset, act, out,
+           spec_.in, rows_of(table, i), spec_.width, spec_.in, tiles.begin, tiles.end},
+          scatter);
     } else {
       run.kernels->linear_scatter(
           {reinterpret_cast<const bf16_t*>(block + spec_.weights.w2_offset), act, out, spec_.in,

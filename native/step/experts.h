@@ -9,15 +9,15 @@ namespace stepfuse {
 // The step's distinct experts, ascending, each with its rows ascending: built by every member for
 // itself in its private region. The arrays follow this header in the region.
 struct ExpertTable {
-  std::int32_t count;      // distinct experts
-  std::int32_t* expert;    // [count]
-  std::int32_t* first;     // [count + 1]: rows of expert i are [first[i], first[i + 1])
-  std::int32_t* row;       // [pairs]
-  float* weight;           // [pairs]
-  std::int32_t* ids;       // [rows][k], scratch of the choice
-  float* chosen;           // [rows][k]
-  std::int32_t* tally;     // [experts]
-  std::uint8_t* packed;    // [rows]: this row's activation has been packed
+  std::int32_t count;    // distinct experts
+  std::int32_t* expert;  // [count]
+  std::int32_t* first;   // [count + 1]: rows of expert i are [first[i], first[i + 1])
+  std::int32_t* row;     // [pairs]
+  float* weight;         // [pairs]
+  std::int32_t* ids;     // [rows][k], scratch of the choice
+  float* chosen;         // [rows][k]
+  std::int32_t* tally;   // [experts]
+  std::uint8_t* packed;  // [rows]: this row's activation has been packed
 };
 
 // Bytes of a table for `rows` rows.
@@ -32,15 +32,15 @@ struct ExpertsSpec {
   bool renormalize;
   ExpertFormat format;
   Activation activation;
-  Buffer logits;       // [rows][experts]
-  Buffer table;        // private, ExpertTable
-  Buffer x;            // [rows][in]
-  Buffer row_act;      // private, one activation per row
-  Buffer gather_act;   // private, the rows of one expert
-  Buffer h;            // [pairs][width]
-  Buffer h_act;        // activation of each expert's h, at its first pair
-  Buffer out;          // [rows][in], where the weighted sum goes
-  bool clear;          // out starts at zero (else the sum is added to what it holds)
+  Buffer logits;             // [rows][experts]
+  Buffer table;              // private, ExpertTable
+  Buffer x;                  // [rows][in]
+  Buffer row_act;            // private, one activation per row
+  Buffer gather_act;         // private, the rows of one expert
+  Buffer h;                  // [pairs][width]
+  Buffer h_act;              // activation of each expert's h, at its first pair
+  Buffer out;                // [rows][in], where the weighted sum goes
+  bool clear;                // out starts at zero (else the sum is added to what it holds)
   int hidden, shared_width;  // shared expert's down product, added into `prefix`; 0: none
   Buffer shared_act, prefix;
 };

@@ -10,14 +10,14 @@ struct KdaSpec {
   KdaWeights weights;
   int heads, dim, decay_rank, gate_rank;
   float gate_lower_bound, norm_eps;
-  int index;                // among the KDA layers
-  Split split;              // of heads
+  int index;                    // among the KDA layers
+  Split split;                  // of heads
   Buffer q, k, v, decay, gate;  // [rows][heads * dim]
-  Buffer beta;              // [rows][heads]
-  Buffer f_a, g_a;          // [rows][rank]; g_a unused when gate_rank is 0
-  Buffer rank_act;          // scratch: pack_pairs of [rows][rank]
-  Buffer out;               // [rows][heads * dim]
-  Buffer out_act;           // pack_pairs of out, each member its own heads
+  Buffer beta;                  // [rows][heads]
+  Buffer f_a, g_a;              // [rows][rank]; g_a unused when gate_rank is 0
+  Buffer rank_act;              // scratch: pack_pairs of [rows][rank]
+  Buffer out;                   // [rows][heads * dim]
+  Buffer out_act;               // pack_pairs of out, each member its own heads
 };
 
 class KdaTask final : public Task {

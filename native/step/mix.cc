@@ -24,8 +24,8 @@ const float* NormTask::mix_row(const Run& run, int member, int row) const {
   for (int i = 0; i < count; ++i) sources[i] = spec_.sources[i].fp32(member) + row * spec_.ld;
   if (count == 1) return sources[0];
   float* mixed = spec_.mixed.fp32(member);
-  run.kernels->attn_res({sources, count, spec_.n, spec_.mix_norm, spec_.mix_proj, spec_.mix_eps,
-                         mixed});
+  run.kernels->attn_res(
+      {sources, count, spec_.n, spec_.mix_norm, spec_.mix_proj, spec_.mix_eps, mixed});
   return mixed;
 }
 

@@ -25,15 +25,15 @@ class EmbedTask final : public Task {
 struct NormSpec {
   int n;
   float eps;
-  const bf16_t* norm;       // null: no norm
+  const bf16_t* norm;           // null: no norm
   std::vector<Buffer> sources;  // [rows][ld] each, the prefix last
   std::int64_t ld;
   const bf16_t *mix_norm, *mix_proj;
   float mix_eps;
-  Buffer mixed;             // [n], scratch of the mix
-  Buffer x;                 // [rows][n]
-  Buffer act;               // pack_pairs of x
-  Buffer act_fp32;          // pack_pairs_fp32 of x
+  Buffer mixed;     // [n], scratch of the mix
+  Buffer x;         // [rows][n]
+  Buffer act;       // pack_pairs of x
+  Buffer act_fp32;  // pack_pairs_fp32 of x
 };
 
 class NormTask final : public Task {

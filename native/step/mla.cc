@@ -6,7 +6,9 @@ namespace {
 int tiles_of(int rows) { return (rows + kTileRows - 1) / kTileRows; }
 
 // Elements of one head's packed matrix.
-std::int64_t packed_elements(int out, int in) { return std::int64_t{tiles_of(out)} * kTileRows * in; }
+std::int64_t packed_elements(int out, int in) {
+  return std::int64_t{tiles_of(out)} * kTileRows * in;
+}
 
 }  // namespace
 
@@ -29,9 +31,9 @@ void MlaQueryTask::run(const Run& run, int member) const {
   const std::int64_t latents = std::int64_t{spec_.heads} * spec_.kv_lora;
   for (int head = heads.begin; head < heads.end; ++head) {
     run.kernels->pack_pairs(q + head * head_q, width, nullptr, run.rows, spec_.nope, act);
-    run.kernels->linear({spec_.weights.w_uk + head * packed_elements(spec_.kv_lora, spec_.nope), act,
-                         spec_.q_latent.fp32(member) + std::int64_t{head} * spec_.kv_lora, latents,
-                         run.rows, spec_.nope, spec_.kv_lora, 0, tiles_of(spec_.kv_lora)});
+    run.kernels->linear({spec_.weights.w_uk + head * packed_elements(spec_.kv_lora, spec_.nope),
+                         act, spec_.q_latent.fp32(member) + std::int64_t{head} * spec_.kv_lora,
+                         latents, run.rows, spec_.nope, spec_.kv_lora, 0, tiles_of(spec_.kv_lora)});
   }
 }
 
@@ -39,15 +41,14 @@ void MlaWriteTask::run(const Run& run, int member) const {
   const LatentView& view = run.caches->latent[spec_.index];
   float* normed = spec_.kv_norm.fp32(member);
   for (int row = member; row < run.rows; row += run.members) {
-    const float* kv =
-        spec_.kv_a.fp32(member) + std::int64_t{row} * (spec_.kv_lora + spec_.rope);
+    const float* kv = spec_.kv_a.fp32(member) + std::int64_t{row} * (spec_.kv_lora + spec_.rope);
     const std::int64_t position = run.batch->position[row];
     const std::int32_t* pages = run.batch->pages + row * run.batch->pages_stride;
     std::uint8_t* page = view.base + pages[position / view.page_tokens] * view.page_bytes;
     run.kernels->rms_norm(kv, spec_.weights.kv_a_norm, spec_.kv_lora, kMlaNormEps, normed);
     run.kernels->latent_write({normed, kv + spec_.kv_lora,
-                               page + position % view.page_tokens * view.token_bytes,
-                               spec_.kv_lora, spec_.rope, view.dtype});
+                               page + position % view.page_tokens * view.token_bytes, spec_.kv_lora,
+                               spec_.rope, view.dtype});
   }
 }
 

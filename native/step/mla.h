@@ -13,19 +13,19 @@ struct MlaSpec {
   MlaWeights weights;
   int heads, q_in, kv_lora, nope, rope, v_dim;
   bool output_gate;
-  int index;                // among the MLA layers
-  Split split;              // of heads
-  Buffer q_act;             // input of q_b: pack_pairs of [rows][q_in]
-  Buffer q;                 // private [rows][heads * (nope + rope)]: edge tiles straddle heads
-  Buffer head_act;          // scratch: pack_pairs of [rows][max(nope, kv_lora)]
-  Buffer q_latent;          // [rows][heads][kv_lora]
-  Buffer kv_a;              // [rows][kv_lora + rope]
-  Buffer kv_norm;           // scratch [kv_lora]
+  int index;                  // among the MLA layers
+  Split split;                // of heads
+  Buffer q_act;               // input of q_b: pack_pairs of [rows][q_in]
+  Buffer q;                   // private [rows][heads * (nope + rope)]: edge tiles straddle heads
+  Buffer head_act;            // scratch: pack_pairs of [rows][max(nope, kv_lora)]
+  Buffer q_latent;            // [rows][heads][kv_lora]
+  Buffer kv_a;                // [rows][kv_lora + rope]
+  Buffer kv_norm;             // scratch [kv_lora]
   Buffer part_max, part_sum;  // [kMlaParts][heads]
-  Buffer part_acc;          // [kMlaParts][heads][kv_lora]
-  Buffer latent;            // [rows][heads][kv_lora]
-  Buffer gate, out;         // [rows][heads * v_dim]
-  Buffer out_act;           // pack_pairs of out, each member its own heads
+  Buffer part_acc;            // [kMlaParts][heads][kv_lora]
+  Buffer latent;              // [rows][heads][kv_lora]
+  Buffer gate, out;           // [rows][heads * v_dim]
+  Buffer out_act;             // pack_pairs of out, each member its own heads
 };
 
 // A row's cached tokens are attended in at most this many parts of equal length (a multiple of

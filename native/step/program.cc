@@ -69,7 +69,8 @@ struct Checker {
         if (!written[use.region]) refuse(stage, use.region, "read before any stage wrote it");
         used[use.region] = true;
       }
-      for (const Use& use : stage.writes) written[use.region] = used[use.region] = stored[use.region] = true;
+      for (const Use& use : stage.writes)
+        written[use.region] = used[use.region] = stored[use.region] = true;
     }
     for (Region region : outputs) {
       if (!stored[region]) refuse(stages.back(), region, "an output that no stage writes");

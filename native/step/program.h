@@ -7,8 +7,8 @@
 
 #include "step/arena.h"
 #include "step/split.h"
-#include "stepfuse/step.h"
 #include "stepfuse/kernels.h"
+#include "stepfuse/step.h"
 
 namespace stepfuse {
 

@@ -25,8 +25,7 @@ void TilesTask::run(const Run& run, int member) const {
 void TilesTask::multiply(const Run& run, int member, const Matrix& m, Range tiles) const {
   float* y = m.y.base == nullptr ? run.batch->logits : m.y.fp32(member);
   const void* act = m.act.at<void>(member);
-  const LinearArgs args{m.weight, act,  y,     m.out,       run.rows,
-                        m.in,     m.out, tiles.begin, tiles.end};
+  const LinearArgs args{m.weight, act, y, m.out, run.rows, m.in, m.out, tiles.begin, tiles.end};
   switch (m.product) {
     case Product::kLinear:
       run.kernels->linear(args);
@@ -38,8 +37,8 @@ void TilesTask::multiply(const Run& run, int member, const Matrix& m, Range tile
       run.kernels->linear_scatter(args, Scatter{rows_.data(), ones_.data()});
       break;
     case Product::kGateUp:
-      run.kernels->gate_up({m.weight, act, y, m.out, run.rows, m.in, m.out, tiles.begin, tiles.end,
-                            activation_});
+      run.kernels->gate_up(
+          {m.weight, act, y, m.out, run.rows, m.in, m.out, tiles.begin, tiles.end, activation_});
       break;
   }
   if (m.packed.base == nullptr) return;

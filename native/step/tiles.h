@@ -10,8 +10,8 @@ namespace stepfuse {
 
 enum class Product { kLinear, kLinearFp32, kAccumulate, kGateUp };
 
-// One matrix. `out` is the width of the result (kGateUp: of the activation); a tile is 32 columns of
-// it, or 16 of a gate/up pair. kAccumulate adds into y. When `packed` is given, each member also
+// One matrix. `out` is the width of the result (kGateUp: of the activation); a tile is 32 columns
+// of it, or 16 of a gate/up pair. kAccumulate adds into y. When `packed` is given, each member also
 // rounds its columns into it as the next product's activation.
 struct Matrix {
   Product product;
