@@ -1,0 +1,81 @@
+// Activations as the product kernels read them: blocks of kRowBlock rows, pair by pair.
+#include "stepfuse/kernels.h"
+
+namespace stepfuse::STEPFUSE_LEVEL_NS {
+
+struct RowSource {
+  const float* x;
+  std::int64_t ldx;
+  const std::int32_t* index;
+};
+SF_INLINE const float* source_row(const RowSource& source, int row) {
+  return source.x + (source.index ? source.index[row] : row) * source.ldx;
+}
+
+static std::size_t act_bytes(int k, int rows) {
+  return (static_cast<std::size_t>(k) * static_cast<std::size_t>(rows) * sizeof(Act) + 63) / 64 * 64;
+}
+
+// One row of a block of `stride` rows: pairs (k, k+1), each at distance 2 * stride.
+static void pack_row_pairs(const float* x, int k, int stride, Act* act) {
+  if (stride == 1) {
+    int i = 0;
+    for (; i + kLanes <= k; i += kLanes) store_act(act + i, load(x + i));
+    for (; i < k; ++i) act[i] = to_act(x[i]);
+    return;
+  }
+  for (int i = 0; i < k; i += 2, act += 2 * stride) {
+    act[0] = to_act(x[i]);
+    act[1] = to_act(x[i + 1]);
+  }
+}
+
+static void pack_pairs(const float* x, std::int64_t ldx, const std::int32_t* index, int rows, int k,
+                       void* act) {
+  const RowSource source{x, ldx, index};
+  for (int first = 0; first < rows; first += kRowBlock) {
+    const int block = min_int(kRowBlock, rows - first);
+    Act* base = static_cast<Act*>(act) + static_cast<std::int64_t>(first) * k;
+    for (int r = 0; r < block; ++r) {
+      pack_row_pairs(source_row(source, first + r), k, block, base + 2 * r);
+    }
+  }
+}
+
+static void pack_pairs_fp32(const float* x, std::int64_t ldx, const std::int32_t* index, int rows,
+                            int k, void* act) {
+  const RowSource source{x, ldx, index};
+  for (int first = 0; first < rows; first += kRowBlock) {
+    const int block = min_int(kRowBlock, rows - first);
+    float* base = static_cast<float*>(act) + static_cast<std::int64_t>(first) * k;
+    for (int r = 0; r < block; ++r) {
+      const float* row = source_row(source, first + r);
+      for (int i = 0; i < k; i += 2) {
+        base[static_cast<std::int64_t>(i) * block + 2 * r] = row[i];
+        base[static_cast<std::int64_t>(i) * block + 2 * r + 1] = row[i + 1];
+      }
+    }
+  }
+}
+
+// Eight columns give the pairs (j, j + 4), j < 4: the nibbles of one 32-bit word, low half and high.
+static void pack_fp4(const float* x, std::int64_t ldx, const std::int32_t* index, int rows, int k,
+                     void* act) {
+  const RowSource source{x, ldx, index};
+  for (int first = 0; first < rows; first += kRowBlock) {
+    const int block = min_int(kRowBlock, rows - first);
+    Act* base = static_cast<Act*>(act) + static_cast<std::int64_t>(first) * k;
+    for (int r = 0; r < block; ++r) {
+      const float* row = source_row(source, first + r);
+      Act* to = base + 2 * r;
+      for (int i = 0; i < k; i += 8) {
+        for (int j = 0; j < 4; ++j, to += 2 * block) {
+          to[0] = to_act(row[i + j]);
+          to[1] = to_act(row[i + j + 4]);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace stepfuse::STEPFUSE_LEVEL_NS

@@ -1,0 +1,40 @@
+// AVX-512 (F, BW, DQ, VL) without BF16 products: sixteen lanes, weights widened to FP32.
+#pragma once
+
+#ifdef STEPFUSE_EMULATE
+#include "tests/emulated/avx512.h"
+#else
+#include <immintrin.h>
+#endif
+
+#define STEPFUSE_LEVEL_NS avx512
+#define STEPFUSE_LANES 16
+#include "levels/vectors-inl.h"
+
+namespace stepfuse::avx512 {
+
+static constexpr Level kLevel = Level::kAvx512;
+static constexpr const char* kName = "avx512";
+// Thirty-two registers: eight rows by the two vectors of a tile, and the broadcasts come from memory.
+static constexpr int kAccumulators = 16;
+static constexpr int kRowsPass = 8;
+static constexpr int kFp4Parts = 1;
+static constexpr int kFp4Vectors = 2;
+
+using Act = float;
+SF_INLINE Act to_act(float x) { return round_bf16_one(x); }
+SF_INLINE void store_act(Act* p, Vec v) { store(p, as_vec(round_bf16(v))); }
+
+#include "levels/avx512/wide-inl.h"
+
+template <int M>
+SF_INLINE void fp4_dot(Vec (*part)[kFp4Parts], Bits codes, const Act* act, int stride) {
+  SF_UNROLL for (int j = 0; j < 4; ++j) {
+    const Bits words = e2m1_words(shift_right(codes, 4 * j));
+    SF_UNROLL for (int m = 0; m < M; ++m) {
+      part[m][0] = dot_pair(part[m][0], words, act + 2 * (j * stride + m));
+    }
+  }
+}
+
+}  // namespace stepfuse::avx512
