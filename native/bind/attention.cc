@@ -108,8 +108,9 @@ void attend(const MlaCall& call, const RowWork& work, int head_begin, int head_e
   args.acc = scratch.acc.data();
   table.mla(args);
   for (int h = head_begin; h < head_end; ++h) {
-    table.mla_merge(args.max + h, args.sum + h, args.acc + static_cast<std::int64_t>(h) * call.latent,
-                    1, 0, 0, call.latent, at<float>(call.out) + (head + h) * call.latent);
+    table.mla_merge(args.max + h, args.sum + h,
+                    args.acc + static_cast<std::int64_t>(h) * call.latent, 1, 0, 0, call.latent,
+                    at<float>(call.out) + (head + h) * call.latent);
   }
 }
 
@@ -145,8 +146,7 @@ void run_latent_write(const LatentCall& call) {
                              token % call.page_tokens * call.token_bytes;
       table.latent_write({at<float>(call.latent) + (span.start + i) * call.latent_dim,
                           at<float>(call.pe) + (span.start + i) * call.rope, record,
-                          call.latent_dim, call.rope,
-                          call.fp8 ? KvDtype::kFp8 : KvDtype::kBf16});
+                          call.latent_dim, call.rope, call.fp8 ? KvDtype::kFp8 : KvDtype::kBf16});
     }
   }
 }

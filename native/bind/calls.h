@@ -1,5 +1,6 @@
-// What one op call carries from Python: addresses and shapes, filled by stepfuse.ops.*.native after it
-// has checked dtypes, shapes and contiguity. Addresses are data_ptr() values that the caller keeps alive.
+// What one op call carries from Python: addresses and shapes, filled by stepfuse.ops.*.native after
+// it has checked dtypes, shapes and contiguity. Addresses are data_ptr() values that the caller
+// keeps alive.
 #pragma once
 
 #include "stepfuse/kernels.h"

@@ -69,11 +69,10 @@ void run_attn_res(const MixCall& call) {
 void run_router(const RouterCall& call) {
   for (int r = 0; r < call.rows; ++r) {
     const std::int64_t chosen = static_cast<std::int64_t>(r) * call.chosen;
-    kernels().router_select(
-        {at<float>(call.logits) + static_cast<std::int64_t>(r) * call.experts,
-         at<float>(call.bias), at<std::int32_t>(call.ids) + chosen,
-         at<float>(call.weights) + chosen, call.experts, call.chosen, call.scaling,
-         call.renormalize});
+    kernels().router_select({at<float>(call.logits) + static_cast<std::int64_t>(r) * call.experts,
+                             at<float>(call.bias), at<std::int32_t>(call.ids) + chosen,
+                             at<float>(call.weights) + chosen, call.experts, call.chosen,
+                             call.scaling, call.renormalize});
   }
 }
 

@@ -165,9 +165,8 @@ class ExpertBatch {
                           call_.width, rows_of(group), call_.in_features, call_.width, begin, end,
                           activation_});
     } else {
-      table_.gate_up({reinterpret_cast<const bf16_t*>(data + call_.w13_offset), act, y,
-                      call_.width, rows_of(group), call_.in_features, call_.width, begin, end,
-                      activation_});
+      table_.gate_up({reinterpret_cast<const bf16_t*>(data + call_.w13_offset), act, y, call_.width,
+                      rows_of(group), call_.in_features, call_.width, begin, end, activation_});
     }
   }
 
@@ -176,15 +175,15 @@ class ExpertBatch {
     const void* act = down_.data() + group.down_at;
     const Scatter scatter{group.rows.data(), group.scale.data()};
     if (call_.mxfp4) {
-      table_.fp4_scatter({data + call_.w2_offset, data + call_.w2_scale_offset, act,
-                          at<float>(call_.y), call_.in_features, rows_of(group), call_.width,
-                          call_.in_features, begin, end},
-                         scatter);
+      table_.fp4_scatter(
+          {data + call_.w2_offset, data + call_.w2_scale_offset, act, at<float>(call_.y),
+           call_.in_features, rows_of(group), call_.width, call_.in_features, begin, end},
+          scatter);
     } else {
-      table_.linear_scatter({reinterpret_cast<const bf16_t*>(data + call_.w2_offset), act,
-                             at<float>(call_.y), call_.in_features, rows_of(group), call_.width,
-                             call_.in_features, begin, end},
-                            scatter);
+      table_.linear_scatter(
+          {reinterpret_cast<const bf16_t*>(data + call_.w2_offset), act, at<float>(call_.y),
+           call_.in_features, rows_of(group), call_.width, call_.in_features, begin, end},
+          scatter);
     }
   }
 
@@ -241,12 +240,13 @@ void bind_experts_call(nb::module_& m) {
 
 void bind_products(nb::module_& m) {
   nb::class_<Activation>(m, "Activation")
-      .def("__init__",
-           [](Activation* self, bool situ, float beta, float linear_beta) {
-             new (self) Activation{situ ? ActivationKind::kSitu : ActivationKind::kSwiGlu, beta,
-                                   linear_beta};
-           },
-           nb::arg("situ"), nb::arg("beta"), nb::arg("linear_beta"));
+      .def(
+          "__init__",
+          [](Activation* self, bool situ, float beta, float linear_beta) {
+            new (self) Activation{situ ? ActivationKind::kSitu : ActivationKind::kSwiGlu, beta,
+                                  linear_beta};
+          },
+          nb::arg("situ"), nb::arg("beta"), nb::arg("linear_beta"));
   nb::class_<ProductCall>(m, "ProductCall")
       .def(nb::init<>())
       .def_rw("weight", &ProductCall::weight)

@@ -6,7 +6,7 @@ namespace stepfuse::STEPFUSE_LEVEL_NS {
 
 static constexpr int kOctetBytes = 4 * kTileRows;  // nibbles of eight columns of a tile
 static constexpr int kGroupOctets = kFp4Group / 8;
-static constexpr int kBlockGroups = 16;            // 8 KiB of nibbles
+static constexpr int kBlockGroups = 16;  // 8 KiB of nibbles
 
 struct Fp4Block {
   const std::uint8_t* nibbles;

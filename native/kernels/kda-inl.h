@@ -1,7 +1,7 @@
 // One token of Kimi Delta Attention: convolution, gates, state, gated norm, head by head.
 //
-// The state of a head is dim/32 tiles of [dim (k)][32 (v)], each read once for S^T k and, while it is
-// in the first-level cache, updated and read for S^T q. Sums run over k in kStateChains chains.
+// The state of a head is dim/32 tiles of [dim (k)][32 (v)], each read once for S^T k and, while it
+// is in the first-level cache, updated and read for S^T q. Sums run over k in kStateChains chains.
 #include "stepfuse/kernels.h"
 
 namespace stepfuse::STEPFUSE_LEVEL_NS {
@@ -55,8 +55,8 @@ SF_INLINE void prepare_head(const KdaArgs& a, int head, KdaHead& h) {
   const float rate = exp_one(a.a_log[head]);
   for (int i = 0; i < a.dim; i += kLanes) {
     const Vec z = load(a.decay + at + i) + load(a.dt_bias + at + i);
-    const Vec g = a.gate_lower_bound < 0.0f ? sigmoid(z * rate) * a.gate_lower_bound
-                                            : softplus(z) * -rate;
+    const Vec g =
+        a.gate_lower_bound < 0.0f ? sigmoid(z * rate) * a.gate_lower_bound : softplus(z) * -rate;
     store(h.decay + i, exp(g));
   }
   h.beta = sigmoid_one(a.beta[head]);

@@ -60,7 +60,8 @@ SF_INLINE void widen_bf16(const std::uint8_t* from, int n, float* to) {
   if (i < n) store_some(to + i, load_bf16_some(words + i, n - i), n - i);
 }
 
-SF_INLINE void widen_e4m3(const std::uint8_t* from, int n, const std::uint8_t* scale_at, float* to) {
+SF_INLINE void widen_e4m3(const std::uint8_t* from, int n, const std::uint8_t* scale_at,
+                          float* to) {
   float scale;
   __builtin_memcpy(&scale, scale_at, sizeof(scale));
   int i = 0;

@@ -34,12 +34,12 @@ SF_INLINE RowPass row_pass(const RowGroup& group, int row) {
 
 // Tile vectors one pass covers with `rows` rows.
 static constexpr int pass_vectors(int rows, int accumulators) {
-  return rows >= accumulators            ? 1
+  return rows >= accumulators                  ? 1
          : kTileVectors * rows <= accumulators ? kTileVectors
-         : accumulators / rows >= 8      ? 8
-         : accumulators / rows >= 4      ? 4
-         : accumulators / rows >= 2      ? 2
-                                         : 1;
+         : accumulators / rows >= 8            ? 8
+         : accumulators / rows >= 4            ? 4
+         : accumulators / rows >= 2            ? 2
+                                               : 1;
 }
 SF_INLINE int count_passes(const RowGroup& group, int accumulators) {
   int passes = 0;
@@ -51,7 +51,8 @@ SF_INLINE int count_passes(const RowGroup& group, int accumulators) {
   return passes;
 }
 
-// What the passes over one block of k share the prefetching of: each takes an equal part of `bytes`.
+// What the passes over one block of k share the prefetching of: each takes an equal part of
+// `bytes`.
 struct Ahead {
   const char* at;
   std::int64_t step;  // bytes per k step
@@ -67,7 +68,7 @@ struct PairsBlock {
   const bf16_t* weight;  // the tile at the block's first pair
   const A* act;          // the pass's first row at that pair
   int stride, pairs;
-  float* acc;            // [rows of the pass][kTileRows]
+  float* acc;  // [rows of the pass][kTileRows]
   Ahead ahead;
 };
 
@@ -155,8 +156,8 @@ static void pairs_tile(const bf16_t* weight, const A* act, int in, const RowGrou
     Ahead ahead = ahead_of(at, bytes, passes, 0);
     for (int row = 0; row < group.count;) {
       const RowPass pass = row_pass(group, row);
-      const A* rows = act + pass.act_rows * in + (static_cast<std::int64_t>(begin) * pass.stride +
-                                                  pass.in_block) * 2;
+      const A* rows = act + pass.act_rows * in +
+                      (static_cast<std::int64_t>(begin) * pass.stride + pass.in_block) * 2;
       pairs_dispatch<A>({at, rows, pass.stride, count, acc + row * kTileRows, ahead}, pass.rows,
                         bytes / passes);
       ahead.at += bytes / passes * (kTileVectors / pass_vectors(pass.rows, kAccumulators));

@@ -1,5 +1,5 @@
-// Elementary functions over the vocabulary. Relative error at most 3e-7 where the result is a normal
-// number; saturated where it is not; NaN in, NaN out.
+// Elementary functions over the vocabulary. Relative error at most 3e-7 where the result is a
+// normal number; saturated where it is not; NaN in, NaN out.
 #include "stepfuse/kernels.h"
 
 namespace stepfuse::STEPFUSE_LEVEL_NS {
@@ -8,7 +8,8 @@ static constexpr float kLog2E = 1.44269504f;
 // ln 2 in two parts: n * kLn2High is exact for |n| < 2^9.
 static constexpr float kLn2High = 0.693359375f;
 static constexpr float kLn2Low = -2.12194440e-4f;
-// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer; the sum's low bits are that integer.
+// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer; the sum's low bits are that
+// integer.
 static constexpr float kRounder = 12582912.0f;
 
 // 2^n for n in [-126, 127].
@@ -66,7 +67,8 @@ SF_INLINE Vec log1p_unit(Vec t) {
   const Vec s = t / (t + 2.0f);
   const Vec q = s * s;
   Vec p = set1(1.0f / 17.0f);
-  SF_UNROLL for (int odd = 15; odd >= 3; odd -= 2) p = fma(p, q, set1(1.0f / static_cast<float>(odd)));
+  SF_UNROLL for (int odd = 15; odd >= 3; odd -= 2) p =
+      fma(p, q, set1(1.0f / static_cast<float>(odd)));
   return fma(p * q, s, s) * 2.0f;
 }
 SF_INLINE Vec softplus(Vec z) { return max(set1(0.0f), z) + log1p_unit(exp(-abs(z))); }

@@ -125,7 +125,8 @@ static void mla(const MlaArgs& a) {
   for (int token = a.token_begin; token < a.token_end; token += kTokenTile) {
     fill_tile(a, token, tile);
     int head = a.head_begin;
-    for (; head + kSumHeads <= a.head_end; head += kSumHeads) attend_heads<kSumHeads>(a, tile, head);
+    for (; head + kSumHeads <= a.head_end; head += kSumHeads)
+      attend_heads<kSumHeads>(a, tile, head);
     for (; head < a.head_end; ++head) attend_heads<1>(a, tile, head);
   }
 }

@@ -13,7 +13,8 @@ SF_INLINE const float* source_row(const RowSource& source, int row) {
 }
 
 static std::size_t act_bytes(int k, int rows) {
-  return (static_cast<std::size_t>(k) * static_cast<std::size_t>(rows) * sizeof(Act) + 63) / 64 * 64;
+  return (static_cast<std::size_t>(k) * static_cast<std::size_t>(rows) * sizeof(Act) + 63) / 64 *
+         64;
 }
 
 // One row of a block of `stride` rows: pairs (k, k+1), each at distance 2 * stride.
@@ -58,7 +59,8 @@ static void pack_pairs_fp32(const float* x, std::int64_t ldx, const std::int32_t
   }
 }
 
-// Eight columns give the pairs (j, j + 4), j < 4: the nibbles of one 32-bit word, low half and high.
+// Eight columns give the pairs (j, j + 4), j < 4: the nibbles of one 32-bit word, low half and
+// high.
 static void pack_fp4(const float* x, std::int64_t ldx, const std::int32_t* index, int rows, int k,
                      void* act) {
   const RowSource source{x, ldx, index};

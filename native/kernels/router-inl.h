@@ -45,7 +45,8 @@ static void router_select(const RouterArgs& a) {
     sum += a.weights[found++];
   }
   // Sigmoids of very negative logits may all be 0; the weights are then 0, not NaN.
-  const float by = a.renormalize ? a.scaling / (sum > 1e-20f || sum != sum ? sum : 1e-20f) : a.scaling;
+  const float by =
+      a.renormalize ? a.scaling / (sum > 1e-20f || sum != sum ? sum : 1e-20f) : a.scaling;
   for (int i = 0; i < a.k; ++i) a.weights[i] *= by;
 }
 

@@ -22,7 +22,8 @@ typedef float Quad __attribute__((vector_size(16)));
 
 // Unaligned views for memory access.
 typedef float VecMem __attribute__((vector_size(4 * STEPFUSE_LANES), aligned(4), may_alias));
-typedef std::int32_t BitsMem __attribute__((vector_size(4 * STEPFUSE_LANES), aligned(1), may_alias));
+typedef std::int32_t BitsMem
+    __attribute__((vector_size(4 * STEPFUSE_LANES), aligned(1), may_alias));
 typedef std::uint16_t Words __attribute__((vector_size(2 * STEPFUSE_LANES)));
 typedef std::uint16_t WordsMem
     __attribute__((vector_size(2 * STEPFUSE_LANES), aligned(2), may_alias));

@@ -41,8 +41,8 @@ SF_INLINE __m256i e2m1_low() {
       _mm_setr_epi8(0, 0, -128, -64, 0, 64, -128, -64, 0, 0, -128, -64, 0, 64, -128, -64));
 }
 SF_INLINE __m256i e2m1_high() {
-  return _mm256_broadcastsi128_si256(_mm_setr_epi8(
-      0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, -128, -65, -65, -65, -64, -64, -64, -64));
+  return _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40,
+                                                   -128, -65, -65, -65, -64, -64, -64, -64));
 }
 SF_INLINE Vec even_words(__m256i w) { return _mm256_castsi256_ps(_mm256_slli_epi32(w, 16)); }
 SF_INLINE Vec odd_words(__m256i w) {

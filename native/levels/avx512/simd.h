@@ -15,7 +15,8 @@ namespace stepfuse::avx512 {
 
 static constexpr Level kLevel = Level::kAvx512;
 static constexpr const char* kName = "avx512";
-// Thirty-two registers: eight rows by the two vectors of a tile, and the broadcasts come from memory.
+// Thirty-two registers: eight rows by the two vectors of a tile, and the broadcasts come from
+// memory.
 static constexpr int kAccumulators = 16;
 static constexpr int kRowsPass = 8;
 static constexpr int kFp4Parts = 1;

@@ -1,4 +1,5 @@
-// The portable level: four lanes of the compiler's vector type, no intrinsic, no fused multiply-add.
+// The portable level: four lanes of the compiler's vector type, no intrinsic, no fused
+// multiply-add.
 #pragma once
 
 #define STEPFUSE_LEVEL_NS scalar
