@@ -16,7 +16,7 @@ from stepfuse.weights.arena import allocate_arena, read_once
 from stepfuse.weights.build import assemble, field_view
 from stepfuse.weights.check import expert_names, present_name, resolve_geometry
 from stepfuse.weights.layout import Placement, arena_layout
-from stepfuse.weights.memory import check_fits
+from stepfuse.weights.memory import LOAD_MARGIN_BYTES, check_fits
 from stepfuse.weights.pack import Packer
 from stepfuse.weights.progress import Advance, byte_progress
 from stepfuse.weights.reader import Checkpoint, open_checkpoint, read_config
@@ -61,7 +61,7 @@ def load(path: Path, options: LoadOptions | None = None) -> LoadedModel:
     parsed, checkpoint, geometry = open_model(path, options.allow_config_keys)
     placements = arena_layout(geometry)
     size = placements[-1].offset + placements[-1].bytes
-    check_fits(size, f"the weights of {path}")
+    check_fits(size + LOAD_MARGIN_BYTES, f"the weights of {path}")
     arena = allocate_arena(size)
     packer = Packer(checkpoint)
     with byte_progress(f"loading {path.name}", size, options.quiet) as advance:

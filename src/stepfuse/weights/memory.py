@@ -1,10 +1,133 @@
-"""The memory plan: bytes by kind, known from the geometry before anything is loaded."""
+"""The memory plan: bytes by kind and bytes per step, known from the geometry before loading."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from stepfuse.core.config import FP4_GROUP, Geometry
 from stepfuse.core.errors import MemoryPlanError
+from stepfuse.ops.views import KvDtype, record_bytes
+from stepfuse.weights.layout import aligned, all_fields, field_bytes
+from stepfuse.weights.names import FieldSpec
+
+# Past inputs of q, k and v that the conv state of a KDA layer keeps, BF16.
+_CONV_PAST = 3
+_CONV_PARTS = 3
+# What loading needs beside the arena: blocks of one tensor, headers, the interpreter.
+LOAD_MARGIN_BYTES = 512 << 20
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class StepBytes:
+    """What one step must read once (state: read and written), bytes."""
+
+    trunk: int
+    experts: int
+    kv: int
+    state: int
+
+    @property
+    def total(self) -> int:
+        return self.trunk + self.experts + self.kv + self.state
+
+
+def weight_kind(g: Geometry, spec: FieldSpec) -> str:
+    """The kind of a field in the plan."""
+    if spec.layer < 0:
+        return {"embed": "embedding", "lm_head": "head"}.get(spec.field, "norms and mixes")
+    part, _, field = spec.field.partition(".")
+    if part == "attention":
+        return f"attention {g.layer_kinds[spec.layer].upper()}"
+    if part != "ffn":
+        return "norms and mixes"
+    if g.dense_layers[spec.layer]:
+        return "dense MLP"
+    for start, kind in (("experts", "experts"), ("shared", "shared expert"), ("latent", "latent")):
+        if field.startswith(start):
+            return kind
+    return "router"
+
+
+def weight_bytes(g: Geometry) -> dict[str, int]:
+    """Arena bytes by kind, tile padding included; their sum is the arena."""
+    kinds: dict[str, int] = {}
+    for spec in all_fields(g):
+        kind = weight_kind(g, spec)
+        kinds[kind] = kinds.get(kind, 0) + aligned(field_bytes(g, spec))
+    return kinds
+
+
+def state_bytes(g: Geometry) -> int:
+    """KDA state (FP32) and conv window (BF16) of one sequence, all layers."""
+    state = g.kda.heads * g.kda.dim * g.kda.dim * 4
+    conv = _CONV_PAST * _CONV_PARTS * g.kda.width * 2
+    return len(g.kda_layers) * (state + conv)
+
+
+def kv_bytes_per_token(g: Geometry, dtype: KvDtype) -> int:
+    """Latent cache of one token, all MLA layers."""
+    return len(g.mla_layers) * record_bytes(dtype, g.mla.kv_lora, g.mla.rope)
+
+
+def distinct_experts(g: Geometry, rows: int) -> float:
+    """Experts of one layer that `rows` rows are expected to choose under uniform routing."""
+    experts, top_k = g.moe.experts, g.moe.top_k
+    return experts * (1 - (1 - top_k / experts) ** rows)
+
+
+def expert_bytes(g: Geometry) -> int:
+    """One routed expert, bytes of values (no padding)."""
+    values = 3 * (g.moe.latent or g.hidden) * g.moe.expert_width
+    if g.moe.expert_format == "bf16":
+        return 2 * values
+    return values // 2 + values // FP4_GROUP
+
+
+def trunk_bytes(g: Geometry, rows: int) -> int:
+    """All weights but the experts, each once; of the embedding only the rows' own lines."""
+    total = rows * g.hidden * 2
+    for spec in all_fields(g):
+        if spec.rule in ("experts", "plain"):
+            continue
+        count = len(spec.names)
+        for size in spec.shape:
+            count *= size
+        total += count * (4 if spec.rule in ("float", "a_log", "conv") else 2)
+    return total
+
+
+def bytes_per_step(
+    g: Geometry,
+    rows: int,
+    distinct_per_layer: Sequence[int] | None,
+    context: int,
+    kv_dtype: KvDtype,
+) -> StepBytes:
+    """Bytes of a decode step of `rows` sequences, one row and `context` cached tokens each.
+
+    `distinct_per_layer`: experts chosen in each mixture layer, where they are known; None expects
+    uniform routing.
+    """
+    moe_layers = g.dense_layers.count(False)
+    if distinct_per_layer is None:
+        chosen = moe_layers * distinct_experts(g, rows)
+    else:
+        chosen = float(sum(distinct_per_layer))
+    return StepBytes(
+        trunk=trunk_bytes(g, rows),
+        experts=round(chosen * expert_bytes(g)),
+        kv=rows * context * kv_bytes_per_token(g, kv_dtype),
+        state=2 * rows * state_bytes(g),
+    )
+
+
+def sequences_that_fit(g: Geometry, free: int, context: int, kv_dtype: KvDtype) -> int:
+    """Sequences of `context` tokens whose caches fit beside the weights in `free` bytes."""
+    left = free - sum(weight_bytes(g).values()) - LOAD_MARGIN_BYTES
+    return max(0, left // (state_bytes(g) + context * kv_bytes_per_token(g, kv_dtype)))
 
 
 def available_bytes() -> int | None:
@@ -12,13 +135,8 @@ def available_bytes() -> int | None:
 
     None where the system does not say.
     """
-    info = Path("/proc/meminfo")
-    if not info.is_file():
-        return None
-    for line in info.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+    found = [size for size in (_system_free(), _cgroup_free()) if size is not None]
+    return min(found, default=None)
 
 
 def check_fits(size: int, what: str) -> None:
@@ -29,3 +147,21 @@ def check_fits(size: int, what: str) -> None:
             f"{what} need {size / 1e9:.1f} GB and {free / 1e9:.1f} GB are available: use a machine "
             "with more memory, or a smaller member of the family"
         )
+
+
+def _system_free() -> int | None:
+    info = Path("/proc/meminfo")
+    if not info.is_file():
+        return None
+    for line in info.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup_free() -> int | None:
+    limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
+    if not limit.is_file() or not used.is_file():
+        return None
+    text = limit.read_text().strip()
+    return None if text == "max" else max(0, int(text) - int(used.read_text()))

@@ -57,12 +57,12 @@ PRESETS: Final[dict[str, Shape]] = {
     ),
     # Every expert is chosen, so no rounding can change the routing: for exact comparisons.
     "k3-flat": Shape(
-        "k3", 256, 8, 8192, 4, 4, 1024, 16, 16, 128,
+        "k3", 256, 8, 4096, 4, 4, 768, 16, 16, 128,
         latent=128, q_lora=128, kv_lora=128, shared=2, block=3, expert_format="mxfp4",
     ),
     # Fits the caches: what is left is overhead.
     "k3-cache": Shape(
-        "k3", 256, 8, 8192, 4, 4, 1024, 32, 8, 128,
+        "k3", 256, 8, 4096, 4, 4, 768, 32, 8, 128,
         latent=128, q_lora=128, kv_lora=128, shared=2, block=3, expert_format="mxfp4",
     ),
 }  # fmt: skip
