@@ -19,14 +19,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def edit_tensors(path: Path, edit: Callable[[dict[str, Tensor]], None]) -> None:
+def edit_tensors(path: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
     """Rewrite a one-file checkpoint after `edit` has changed its tensors in place."""
     tensors = read_tensors(path)
     edit(tensors)
     save_file({name: t.contiguous() for name, t in tensors.items()}, path / "model.safetensors")
 
 
-def edit_config(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+def edit_config(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     """Rewrite config.json after `edit` has changed its text part in place."""
     file = path / "config.json"
     raw = json.loads(file.read_text())

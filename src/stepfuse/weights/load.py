@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -13,14 +16,19 @@ from stepfuse.core.config import Geometry
 from stepfuse.core.parse_config import ParsedConfig, parse_config
 from stepfuse.ops.packed import PackedExperts, PackedGateUp, PackedLinear, expert_layout
 from stepfuse.weights.arena import allocate_arena, read_once
-from stepfuse.weights.build import assemble, field_view
+from stepfuse.weights.build import Field, assemble, field_view
 from stepfuse.weights.check import expert_names, present_name, resolve_geometry
 from stepfuse.weights.layout import Placement, arena_layout
 from stepfuse.weights.memory import LOAD_MARGIN_BYTES, check_fits
+from stepfuse.weights.names import FieldSpec
 from stepfuse.weights.pack import Packer
 from stepfuse.weights.progress import Advance, byte_progress
 from stepfuse.weights.reader import Checkpoint, open_checkpoint, read_config
 from stepfuse.weights.store import ModelWeights
+
+# Beyond this the disk or the memory is the limit.
+_WORKERS_MAX = 16
+_Task = tuple[int, Callable[[], None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +73,7 @@ def load(path: Path, options: LoadOptions | None = None) -> LoadedModel:
     arena = allocate_arena(size)
     packer = Packer(checkpoint)
     with byte_progress(f"loading {path.name}", size, options.quiet) as advance:
-        for placement in placements:
-            _fill(geometry, packer, arena, placement, advance)
+        _run(list(_tasks(geometry, packer, arena, placements)), advance)
     read_once(arena)
     return LoadedModel(
         geometry=geometry,
@@ -76,29 +83,55 @@ def load(path: Path, options: LoadOptions | None = None) -> LoadedModel:
     )
 
 
-def _fill(
-    g: Geometry, packer: Packer, arena: Tensor, placement: Placement, advance: Advance
-) -> None:
-    spec = placement.spec
-    field = field_view(g, arena, placement)
+def _tasks(
+    g: Geometry, packer: Packer, arena: Tensor, placements: Sequence[Placement]
+) -> Iterator[_Task]:
+    """The work in file order: one task per field, one per expert."""
+    for placement in placements:
+        field = field_view(g, arena, placement)
+        if not isinstance(field, PackedExperts):
+            yield placement.bytes, partial(_fill, packer, placement.spec, field)
+            continue
+        layout = expert_layout(field.format, field.in_features, field.width)
+        move = packer.expert_mxfp4 if field.format == "mxfp4" else packer.expert_bf16
+        for expert in range(field.experts):
+            names = expert_names(placement.spec, expert)
+            yield layout.bytes, partial(move, names, field.data[expert], layout)
+
+
+def _run(tasks: Sequence[_Task], advance: Advance) -> None:
+    """All tasks on a few threads; the first error cancels the rest and is raised.
+
+    Each task runs on one thread: moving bytes gains nothing from PyTorch's own team, whose waiting
+    threads would take the cores from ours.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    pool = ThreadPoolExecutor(min(_WORKERS_MAX, threads))
+    try:
+        for size, done in [(size, pool.submit(task)) for size, task in tasks]:
+            done.result()
+            advance(size)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)
+
+
+def _fill(packer: Packer, spec: FieldSpec, field: Field) -> None:
     names = tuple(present_name(packer.checkpoint, name) for name in spec.names)
     match field:
         case PackedLinear():
             packer.linear(names[0], field.data.view(torch.int16))
         case PackedGateUp():
             packer.gate_up(names, field.data.view(torch.int16))
-        case PackedExperts():
-            _fill_experts(packer, placement, field, advance)
-            return
         case (w_uk, w_uv):
             packer.kv_b(names[0], w_uk.data.view(torch.int16), w_uv.data.view(torch.int16))
         case Tensor():
-            _fill_tensor(packer, placement, names, field)
-    advance(placement.bytes)
+            _fill_tensor(packer, spec, names, field)
 
 
-def _fill_tensor(packer: Packer, placement: Placement, names: tuple[str, ...], out: Tensor) -> None:
-    match placement.spec.rule:
+def _fill_tensor(packer: Packer, spec: FieldSpec, names: tuple[str, ...], out: Tensor) -> None:
+    match spec.rule:
         case "plain":
             packer.plain(names[0], out)
         case "conv":
@@ -109,16 +142,6 @@ def _fill_tensor(packer: Packer, placement: Placement, names: tuple[str, ...], o
             packer.floats(names[0], out)
         case _:
             packer.vector(names[0], out)
-
-
-def _fill_experts(
-    packer: Packer, placement: Placement, experts: PackedExperts, advance: Advance
-) -> None:
-    layout = expert_layout(experts.format, experts.in_features, experts.width)
-    move = packer.expert_mxfp4 if experts.format == "mxfp4" else packer.expert_bf16
-    for expert in range(experts.experts):
-        move(expert_names(placement.spec, expert), experts.data[expert], layout)
-        advance(layout.bytes)
 
 
 def _rounding_notice(packer: Packer) -> tuple[str, ...]:

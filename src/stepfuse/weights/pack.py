@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -115,7 +116,7 @@ class Packer:
 
     def _scales(self, name: str, tiles: Tensor) -> None:
         for first, block in self.checkpoint.row_blocks(name, tiles.shape[2]):
-            if bool((block == SCALE_NAN).any()):
+            if (block.numpy() == SCALE_NAN).any():
                 raise CheckpointError(
                     f"tensor '{name}' holds the scale byte {SCALE_NAN}, which means NaN: the "
                     "checkpoint is damaged; download it again"
@@ -132,13 +133,17 @@ class Packer:
 
 
 def _copy_tiles(source: Tensor, tiles: Tensor) -> None:
-    """[rows, n] into [tiles, n, r]: whole tiles at once, then the rows that are left."""
-    count, per_tile = len(source), tiles.shape[2]
-    full = count // per_tile
-    body = source[: full * per_tile].view(full, per_tile, source.shape[1])
-    tiles[:full].copy_(body.transpose(1, 2))
-    if full * per_tile < count:
-        tiles[full, :, : count - full * per_tile].copy_(source[full * per_tile :].t())
+    """[rows, n] into [tiles, n, r]: whole tiles at once, then the rows that are left.
+
+    By numpy: its strided copy moves 3.5 GB/s per core here, PyTorch's 0.6-3 (AMD Zen 3).
+    """
+    rows, out = source.numpy(), tiles.numpy()
+    per_tile = out.shape[2]
+    full = len(rows) // per_tile
+    body = rows[: full * per_tile].reshape(full, per_tile, rows.shape[1])
+    np.copyto(out[:full], body.transpose(0, 2, 1))
+    if full * per_tile < len(rows):
+        np.copyto(out[full, :, : len(rows) - full * per_tile], rows[full * per_tile :].T)
 
 
 def _pairs(tiles: Tensor) -> Tensor:

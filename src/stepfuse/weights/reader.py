@@ -13,6 +13,7 @@ import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any, Final
 
 import torch
@@ -66,6 +67,7 @@ class Checkpoint:
         self.shards = shards
         self.entries = entries
         self._maps: dict[int, mmap.mmap] = {}
+        self._mapping = Lock()
 
     def __contains__(self, name: str) -> bool:
         return name in self.entries
@@ -110,11 +112,12 @@ class Checkpoint:
             self._map(entry.shard).madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def _map(self, shard: int) -> mmap.mmap:
-        if shard not in self._maps:
-            with self.shards[shard].open("rb") as file:
-                # Private and writable: torch asks for writable memory, the file stays as it is.
-                self._maps[shard] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        return self._maps[shard]
+        with self._mapping:
+            if shard not in self._maps:
+                with self.shards[shard].open("rb") as file:
+                    # Private and writable: torch asks for writable memory, the file stays as it is.
+                    self._maps[shard] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            return self._maps[shard]
 
 
 def read_config(path: Path) -> dict[str, Any]:
