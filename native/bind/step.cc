@@ -164,6 +164,11 @@ void bind_step(nb::module_& m) {
              return names;
            })
       .def("region", [](nb::handle self, const std::string& name) { return region(self, name); })
+      .def("is_private",
+           [](DecodeStep& s, const std::string& name) {
+             const Region found = s.arena().find(name);
+             return found >= 0 && s.arena().info(found).sharing == Sharing::kPrivate;
+           })
       .def("poison", [](DecodeStep& s) { s.arena().poison(); })
       .def("set_trace",
            [](DecodeStep& s, bool on) {

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from stepfuse import _native
 from stepfuse.core.config import Geometry
-from stepfuse.core.errors import CacheError, RequestError
+from stepfuse.core.errors import CacheError, NativeError, RequestError
+from stepfuse.ops import native
 from stepfuse.ops.views import LatentView, StateView
 from stepfuse.runtime.batch import SequenceRows, StepInput, StepOutput
 from stepfuse.runtime.prepare import geometry_fields, latent_tuple, state_tuple, weight_addresses
@@ -40,20 +41,19 @@ class FusedRuntime:
         level: str | None = None,
         fuse_heads: bool | None = None,
     ) -> None:
-        level = _native.level() if level is None else level
+        level = native.level() if level is None else level
         kv_dtype = latent[0].dtype if latent else "bf16"
         require_specialized(geometry, kv_dtype, level, max_rows)
         self._vocab = geometry.vocab
         self._max_rows = max_rows
         # The native step holds bare addresses: what they point into is kept alive here.
         self._held = (weights, tuple(latent), tuple(state))
-        self.native = _native.Step(
-            geometry_fields(geometry, max_rows),
-            weight_addresses(weights),
-            team,
-            level,
-            -1 if fuse_heads is None else int(fuse_heads),
-        )
+        fields, addresses = geometry_fields(geometry, max_rows), weight_addresses(weights)
+        fuse = -1 if fuse_heads is None else int(fuse_heads)
+        try:
+            self.native = _native.Step(fields, addresses, team, level, fuse)
+        except ValueError as error:
+            raise NativeError(f"the step cannot be prepared: {error}") from error
         self._bind_caches(latent, state)
         self._bind_batch(geometry, latent)
 

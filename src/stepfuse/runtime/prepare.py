@@ -86,7 +86,11 @@ def _moe_fields(g: Geometry) -> dict[str, Field]:
 
 def weight_addresses(weights: ModelWeights) -> dict[str, int]:
     """Address of every tensor by name; the weights must outlive whoever uses them."""
-    model = {"embed": weights.embed, "final_norm": weights.final_norm, "lm_head": weights.lm_head}
+    model: dict[str, Part] = {
+        "embed": weights.embed,
+        "final_norm": weights.final_norm,
+        "lm_head": weights.lm_head,
+    }
     found = dict(_addresses("", model))
     found |= dict(_mix("output_res", weights.output_res))
     for i, layer in enumerate(weights.layers):
@@ -146,6 +150,8 @@ def state_tuple(view: StateView) -> tuple[int, int, int, int]:
     """Address and stride of the states and of the conv windows of one KDA layer, in elements."""
     for name, tensor in (("state", view.state), ("conv", view.conv)):
         if not tensor[0].is_contiguous():
-            raise CacheError(f"{name} view with strides {tensor.stride()}: slots must be contiguous")
+            raise CacheError(
+                f"{name} view with strides {tensor.stride()}: slots must be contiguous"
+            )
     state, conv = view.state, view.conv
     return state.data_ptr(), state.stride(0), conv.data_ptr(), conv.stride(0)
