@@ -125,7 +125,7 @@ def _kda(t: Tensors) -> KdaWeights:
         f_a=pack_linear(t["f_a_proj.weight"]),
         f_b=pack_linear(t["f_b_proj.weight"]),
         b=pack_linear(t["b_proj.weight"]),
-        a_log=t["A_log"],
+        a_log=t["A_log"].reshape(-1),
         dt_bias=t["dt_bias"],
         o_norm=t["o_norm.weight"].float(),
         g=_maybe(t, "g_proj.weight"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,18 +19,20 @@ Tensors = dict[str, Tensor]
 
 
 class _Maker:
+    """NumPy's RandomState: its streams are frozen, so stored oracle outputs keep their inputs."""
+
     def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
+        self._state = np.random.RandomState(seed)
 
     def normal(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, generator=self._generator)
+        return torch.from_numpy(self._state.standard_normal(shape).astype(np.float32))
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
-        return low + (high - low) * torch.rand(*shape, generator=self._generator)
+        return torch.from_numpy(self._state.uniform(low, high, shape).astype(np.float32))
 
     def matrix(self, out: int, width: int, gain: float = 1.0) -> Tensor:
         """Outputs of `gain` variance for inputs of unit variance, BF16."""
-        return (self.normal(out, width) * gain / math.sqrt(width)).to(torch.bfloat16)
+        return (self.normal(out, width) * (gain / math.sqrt(width))).to(torch.bfloat16)
 
     def norm(self, n: int) -> Tensor:
         return (1 + 0.1 * self.normal(n)).to(torch.bfloat16)
@@ -76,16 +79,22 @@ def _layer(g: Geometry, layer: int, make: _Maker) -> Iterator[tuple[str, Tensor]
 
 def _kda(g: Geometry, make: _Maker) -> Iterator[tuple[str, Tensor]]:
     kda, hidden = g.kda, g.hidden
+    # K3's files hold these in FP32 and A_log as [H], Kimi-Linear's in BF16 and as [1, 1, H, 1].
+    own, a_log = {
+        "k3": (torch.float32, (kda.heads,)),
+        "kimi_linear": (torch.bfloat16, (1, 1, kda.heads, 1)),
+    }[g.member]
     for part in "qkv":
         yield f"{part}_proj.weight", make.matrix(kda.width, hidden)
         taps = make.normal(kda.width, 1, kda.conv_kernel) * 0.5
-        yield f"{part}_conv1d.weight", taps.to(torch.bfloat16)
+        yield f"{part}_conv1d.weight", taps.to(own)
     yield "f_a_proj.weight", make.matrix(kda.decay_rank, hidden)
     yield "f_b_proj.weight", make.matrix(kda.width, kda.decay_rank)
     yield "b_proj.weight", make.matrix(kda.heads, hidden)
-    yield "A_log", torch.log(make.uniform(0.5, 4.0, kda.heads))
+    # Linear, not a logarithm: libraries differ in the last bit of one.
+    yield "A_log", make.uniform(-0.7, 1.4, *a_log)
     yield "dt_bias", make.uniform(-6.0, 1.0, kda.width)
-    yield "o_norm.weight", make.norm(kda.dim)
+    yield "o_norm.weight", (1 + 0.1 * make.normal(kda.dim)).to(own)
     if kda.gate_rank is None:
         yield "g_proj.weight", make.matrix(kda.width, hidden)
     else:
