@@ -78,6 +78,9 @@ def _k3_config(g: Geometry) -> dict[str, Any]:
         "activation_situ_linear_beta": g.activation.linear_beta,
         "routed_expert_hidden_size": g.moe.latent,
         "attn_res_block_size": g.attn_res_block,
+        "latent_moe_use_norm": g.moe.latent_norm,
+        "mla_use_output_gate": g.mla.output_gate,
+        "max_position_embeddings": g.max_positions,
     }
     if g.moe.expert_format == "mxfp4":
         config["quantization_config"] = {
@@ -85,7 +88,10 @@ def _k3_config(g: Geometry) -> dict[str, Any]:
             "format": "mxfp4-pack-quantized",
         }
     linear = _text_config(g)["linear_attn_config"]
-    config["linear_attn_config"] = linear | {"gate_lower_bound": g.kda.gate_lower_bound}
+    config["linear_attn_config"] = linear | {
+        "gate_lower_bound": g.kda.gate_lower_bound,
+        "use_full_rank_gate": True,
+    }
     return config
 
 

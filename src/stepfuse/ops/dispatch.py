@@ -15,7 +15,8 @@ _forced: Implementation | None = None
 
 
 @cache
-def _native_available() -> bool:
+def native_available() -> bool:
+    """True when the native core is built and this machine can run it."""
     try:
         core = importlib.import_module("stepfuse.ops.native")
     except ModuleNotFoundError as error:
@@ -29,7 +30,7 @@ def chosen() -> Implementation:
     """What ops run now: `native` where the core is built and can run here, unless forced."""
     if _forced is not None:
         return _forced
-    return "native" if _native_available() else "eager"
+    return "native" if native_available() else "eager"
 
 
 @cache
