@@ -9,6 +9,8 @@ from stepfuse.chat.detokenize import DetokenizeStream
 class Bytes:
     """Token i is the single byte i."""
 
+    vocab = 256
+
     def token_bytes(self, token: int) -> bytes:
         return bytes([token])
 
@@ -30,3 +32,8 @@ def test_pieces_joined_equal_one_shot(data: bytes) -> None:
     stream = DetokenizeStream(Bytes())
     text = "".join([*(stream.push(b) for b in data), stream.finish()])
     assert text == data.decode("utf-8", errors="replace")
+
+
+def test_an_id_behind_the_tokenizer_reads_as_a_replacement() -> None:
+    stream = DetokenizeStream(Bytes())
+    assert [stream.push(i) for i in (97, 256, 98)] == ["a", "�", "b"]

@@ -6,6 +6,8 @@ so that a wrong slot, page table, order or position changes the logits, as in th
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,6 +17,7 @@ from stepfuse.core.errors import CacheError
 from stepfuse.engine.parts import Facts, Parts
 from stepfuse.runtime.batch import StepInput, StepOutput
 from stepfuse.runtime.plan import DecodeBackend
+from tests.support.geometries import small_k3
 
 VOCAB = 512
 
@@ -135,7 +138,7 @@ def fake_parts(
     """Parts over one FakePool; `standard` and `fused` are two FakeRuntimes of it."""
     pool = FakePool() if pool is None else pool
     values: dict[str, object] = {
-        "vocab": VOCAB,
+        "geometry": replace(small_k3(), vocab=VOCAB),
         "pool": pool,
         "standard": FakeRuntime(pool),
         "fused": FakeRuntime(pool),

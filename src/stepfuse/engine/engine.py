@@ -7,13 +7,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 
 import torch
 
 from stepfuse.core.errors import CacheError, RequestError
 from stepfuse.engine.build import build
-from stepfuse.engine.parts import EngineOptions, Parts
+from stepfuse.engine.parts import Closed, EngineOptions, Parts
 from stepfuse.engine.prompts import Prompt, check_params, check_prompts
 from stepfuse.engine.request import (
     SEED_MAX,
@@ -174,6 +175,8 @@ class Engine:
             for request in self._scheduler.unfinished():
                 self._finish(request, "abort", None)
             self.parts.close()
+            # The runtimes hold the weights.
+            self.parts = replace(self.parts, standard=Closed(), fused=None, team=None)
 
     def __enter__(self) -> Engine:
         return self

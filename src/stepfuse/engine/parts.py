@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from stepfuse.chat.tokenizer import TiktokenTokenizer
+from stepfuse.core.config import Geometry
+from stepfuse.core.errors import RequestError
 from stepfuse.engine.scheduler import CachePool
 from stepfuse.ops.views import KvDtype
 from stepfuse.runtime.batch import StepInput, StepOutput
 from stepfuse.runtime.plan import DecodeBackend, Path
+
+if TYPE_CHECKING:
+    from stepfuse.ops.native import Team
 
 
 class Runtime(Protocol):
     """Executes one step; both runtimes do."""
 
     def run(self, step: StepInput) -> StepOutput: ...
+
+
+class Closed:
+    """Stands in for the runtimes of a closed engine."""
+
+    def run(self, step: StepInput) -> StepOutput:
+        raise RequestError(f"the engine is closed: a step of {step.width} rows cannot run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +66,7 @@ class Parts:
     then lists every reason. `close` lets go of threads and memory.
     """
 
-    vocab: int
+    geometry: Geometry
     pool: CachePool
     standard: Runtime
     backend: DecodeBackend
@@ -67,7 +79,12 @@ class Parts:
     eos_ids: frozenset[int] = frozenset()
     max_num_seqs: int = 8
     prefill_chunk: int = 512
+    team: Team | None = None
     close: Callable[[], None] = field(default=_nothing)
+
+    @property
+    def vocab(self) -> int:
+        return self.geometry.vocab
 
     def runtime(self, path: Path) -> Runtime:
         if path == "standard" or self.fused is None:

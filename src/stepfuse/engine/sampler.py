@@ -5,37 +5,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from stepfuse.engine.request import TokenLogprob
 from stepfuse.engine.sequence import Request
+from stepfuse.ops.sample import SampleParams, sample, top_logprobs
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """`token` is None where the row's logits hold a NaN."""
+    """`token` is None where the row's logits hold no distribution (a NaN or +inf)."""
 
     token: int | None
     logprob: TokenLogprob | None = None
 
 
 def choose(logits: torch.Tensor, requests: Sequence[Request]) -> list[Pick]:
-    """One pick per row of `logits` FP32 [n, vocab], in the order of `requests`."""
-    ids = logits.argmax(-1).tolist()
-    bad = torch.isnan(logits).any(-1).tolist()
+    """One pick per row of `logits` FP32 [n, vocab], in the order of `requests`.
+
+    A draw depends on the request's seed and the index of the token alone, so neither the other
+    rows nor a preemption change it.
+    """
+    params = [r.params for r in requests]
+    wanted = any(p.logprobs is not None for p in params)
+    if all(p.temperature == 0 for p in params):
+        rows = SampleParams.greedy(len(requests))
+    else:
+        rows = SampleParams(
+            temperature=np.array([p.temperature for p in params], dtype=np.float64),
+            top_k=np.array([p.top_k for p in params], dtype=np.int64),
+            top_p=np.array([p.top_p for p in params], dtype=np.float64),
+            min_p=np.array([p.min_p for p in params], dtype=np.float64),
+            seed=np.array([r.seed for r in requests], dtype=np.uint64),
+            position=np.array([r.count for r in requests], dtype=np.int64),
+        )
+    drawn = sample(logits, rows, wanted)
+    picks = zip(drawn.ids.tolist(), drawn.logprobs.tolist(), drawn.failed.tolist(), strict=True)
     return [
-        Pick(None) if nan else Pick(i, _logprob(logits[row], i, request.params.logprobs))
-        for row, (i, nan, request) in enumerate(zip(ids, bad, requests, strict=True))
+        Pick(None) if failed else Pick(token, _logprob(logits[i], token, value, params[i].logprobs))
+        for i, (token, value, failed) in enumerate(picks)
     ]
 
 
-def _logprob(row: torch.Tensor, token: int, count: int | None) -> TokenLogprob | None:
-    """Log-softmax of the raw logits: temperature and truncation do not enter."""
+def _logprob(row: torch.Tensor, token: int, value: float, count: int | None) -> TokenLogprob | None:
     if count is None:
         return None
-    norm = torch.logsumexp(row, dim=-1)
-    top: tuple[tuple[int, float], ...] = ()
-    if count:
-        values, ids = torch.topk(row, min(count, row.numel()))
-        top = tuple(zip(ids.tolist(), (values - norm).tolist(), strict=True))
-    return TokenLogprob(token, float(row[token] - norm), top)
+    if count == 0:
+        return TokenLogprob(token, value)
+    ids, values = top_logprobs(row, min(count, row.numel()))
+    return TokenLogprob(token, value, tuple(zip(ids.tolist(), values.tolist(), strict=True)))

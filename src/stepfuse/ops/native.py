@@ -41,6 +41,21 @@ def set_level(name: str) -> None:
         raise NativeError(f"{error}; this machine runs {', '.join(levels())}") from None
 
 
+def cores() -> int:
+    """Physical cores among the processors this process may use."""
+    return _native.cores()
+
+
+def read_gbps(team: Team) -> float:
+    """Median bandwidth of all members reading random data together, GB/s."""
+    return _native.read_bandwidth(team)["median_gbps"]
+
+
+def ping_pong_ns(team: Team) -> float | None:
+    """Time of one line's way between two members and back, ns; None in a team of one."""
+    return _native.ping_pong(team) if team.threads > 1 else None
+
+
 def address(x: Tensor, dtype: torch.dtype, what: str) -> int:
     """Address of a contiguous CPU tensor. Raises NativeError naming `what` on any other."""
     if x.dtype != dtype or x.device.type != "cpu" or not x.is_contiguous():
