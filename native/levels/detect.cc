@@ -45,6 +45,9 @@ Features read_features() {
 
 bool level_supported(Level level) {
   if (level == Level::kScalar) return true;
+#ifdef STEPFUSE_EMULATE
+  if (level != Level::kAvx2) return level_supported(Level::kAvx2);
+#endif
 #ifdef STEPFUSE_X86
   static const Features features = read_features();
   switch (level) {
