@@ -1,8 +1,8 @@
 """llama.cpp as a peer process: converts a checkpoint, then times decode steps on request.
 
 Runs under the peers' own interpreter (`make peers`) and imports nothing of stepfuse. Commands:
-`convert CHECKPOINT OUT --source LLAMA_CPP_TREE` and `serve GGUF --threads N`, which answers one JSON
-line per request line: `{"kind": "decode" | "verify" | "prefill", "rows": R, "steps": N}` gives
+`convert CHECKPOINT OUT --source LLAMA_CPP_TREE` and `serve GGUF --threads N`, which answers one
+JSON line per request line: `{"kind": "decode" | "verify" | "prefill", "rows": R, "steps": N}` gives
 `{"ms": [...]}`, one time per step.
 """
 

@@ -102,7 +102,9 @@ def bench_step(
     readings = []
     for backend in bench.backends:
         progress(f"{backend}: warm-up")
-        _wave(served[backend], max(bench.rows), min(bench.tokens, 4), np.random.default_rng(0))
+        decode_wave(
+            served[backend], max(bench.rows), min(bench.tokens, 4), np.random.default_rng(0)
+        )
     for run in range(bench.runs):
         readings.append(probe.read())
         for rows in bench.rows:
@@ -137,14 +139,14 @@ def _measure(engine: Engine, bench: StepBench, rows: int, times: Times) -> None:
     generator = np.random.default_rng(bench.seed)
     wall: list[int] = []
     for _ in range(bench.waves):
-        for between, native in _wave(engine, rows, bench.tokens, generator):
+        for between, native in decode_wave(engine, rows, bench.tokens, generator):
             wall.append(between)
             if native:
                 times.native.append(native)
     times.wall.append(wall)
 
 
-def _wave(
+def decode_wave(
     engine: Engine, rows: int, tokens: int, generator: np.random.Generator
 ) -> Iterator[tuple[int, int]]:
     """Per step with `rows` requests behind such a step: time between their ends, native time."""

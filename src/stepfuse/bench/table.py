@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
+from stepfuse.bench.peers import PeerFigure
 from stepfuse.bench.step import StepFigure
 
 STANDARD, SPECIALIZED = "standard", "latency_specialized"
@@ -26,6 +27,34 @@ def step_table(figures: list[StepFigure]) -> Table:
         standard, special = by_key.get((STANDARD, rows)), by_key.get((SPECIALIZED, rows))
         table.add_row(*_cells(rows, standard, special))
     return table
+
+
+def peer_table(figures: list[PeerFigure]) -> Table:
+    """One line per case: the peer, us, the ratio, each with the range of its runs."""
+    first, machine = figures[0], figures[0].machine
+    ping = "" if first.ping_pong_ns is None else f", ping-pong {first.ping_pong_ns:.0f} ns"
+    caption = (
+        f"greedy, no speculation; KV {first.kv_cache_dtype}; {first.threads} threads each, level "
+        f"{first.level}; {len(first.ours_ms_runs)} runs in turns, ratio = median of the runs' "
+        f"ratios; read {first.read_gbps:.1f} GB/s{ping} in the same run; {machine['cpu']}, "
+        f"{machine['cores']} cores, commit {first.commit}"
+    )
+    table = Table(
+        title=f"{first.model} beside {first.peer}: median ms",
+        caption=caption,
+        caption_justify="left",
+    )
+    for name in ("stage", "rows / tokens", first.peer, "(runs)", "stepfuse", "(runs)", "ratio"):
+        table.add_column(name, justify="right")
+    for f in figures:
+        peer, ours = _range(f.peer_ms_runs), _range(f.ours_ms_runs)
+        numbers = (f"{f.peer_ms:.2f}", peer, f"{f.ours_ms:.2f}", ours, f"{f.ratio:.2f}x")
+        table.add_row(f.kind, str(f.rows), *numbers)
+    return table
+
+
+def _range(values: tuple[float, ...]) -> str:
+    return f"{min(values):.2f}-{max(values):.2f}"
 
 
 def labels(figures: list[StepFigure]) -> str:

@@ -50,7 +50,7 @@ class PackedExperts:
 
     MXFP4: w13 nibbles [2*width/32][in/8][32][4], w13 scales [2*width/32][in/32][32], then w2 alike
     with [out/32] tiles and in = width. BF16: w13 gate/up tiles, then w2 tiles. Parts start at the
-    offsets (bytes, multiples of 64). `in_features` = `out_features` of the expert (latent or hidden).
+    offsets (bytes, multiples of 64). An expert's output is as wide as its input (latent or hidden).
     """
 
     data: Tensor
@@ -65,7 +65,7 @@ class PackedExperts:
 
 
 def pack_rows(weight: Tensor) -> Tensor:
-    """[..., out, in] of any 2-byte type to [..., ceil(out/32), in/2, 32, 2], zero rows behind `out`."""
+    """2-byte [..., out, in] to [..., ceil(out/32), in/2, 32, 2], zero rows behind `out`."""
     *lead, rows, cols = weight.shape
     tiles = -(-rows // TILE_ROWS)
     packed = weight.new_zeros((*lead, tiles, cols // 2, TILE_ROWS, 2))
