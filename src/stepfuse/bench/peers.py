@@ -92,10 +92,9 @@ class LlamaCpp:
         if not sources:
             raise PeerError(f"{self._python}: llama.cpp's converter is missing (make peers)")
         partial = gguf.with_suffix(".part")
-        command = [self._python, peer_llama_cpp.__file__, "convert", checkpoint, partial]
-        done = subprocess.run(
-            [*command, "--source", sources[-1]], capture_output=True, text=True, check=False
-        )
+        command: list[str | Path] = [self._python, peer_llama_cpp.__file__, "convert", checkpoint]
+        command += [partial, "--source", sources[-1]]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise PeerError(f"llama.cpp cannot convert {checkpoint}: {done.stderr[-2000:]}")
         partial.rename(gguf)
