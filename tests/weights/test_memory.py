@@ -12,6 +12,7 @@ from stepfuse.core.parse_config import parse_config
 from stepfuse.weights import memory
 from stepfuse.weights.layout import arena_bytes, arena_layout
 from stepfuse.weights.presets import PRESETS, config_of
+from stepfuse.weights.sizes import expert_bytes, weight_bytes
 
 CONFIGS = Path(__file__).parents[1] / "golden" / "configs"
 
@@ -36,13 +37,13 @@ def test_k3_in_full_size() -> None:
     assert one.state == kda_only + 2 * 69 * 9 * 96 * 128 * 2
     assert memory.kv_bytes_per_token(g, "bf16") == 24 * 576 * 2
     assert memory.kv_bytes_per_token(g, "fp8") == 24 * (576 + 8)
-    assert memory.distinct_experts(g, 8) == pytest.approx(120.3, abs=0.1)
+    assert memory._expected_experts(g, 8) == pytest.approx(120.3, abs=0.1)
 
 
 def test_kimi_linear_in_full_size() -> None:
     g = released("kimi-linear-48b")
     assert arena_bytes(g) == pytest.approx(91.5 * 2**30, rel=0.001)
-    assert memory.weight_bytes(g)["experts"] == 26 * 256 * 3 * 1024 * 2304 * 2
+    assert weight_bytes(g)["experts"] == 26 * 256 * 3 * 1024 * 2304 * 2
 
 
 @pytest.mark.parametrize(("rows", "gb"), [(1, 1.64), (2, 1.87), (4, 2.23), (8, 2.68)])
@@ -63,13 +64,13 @@ def test_known_routing_is_counted_exactly() -> None:
 def test_flat_routing_touches_every_expert() -> None:
     g = preset("k3-flat")
     one, eight = (memory.bytes_per_step(g, rows, None, 0, "bf16").experts for rows in (1, 8))
-    assert one == eight == 7 * 16 * memory.expert_bytes(g)
+    assert one == eight == 7 * 16 * expert_bytes(g)
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_kinds_sum_to_the_arena(name: str) -> None:
     g = preset(name)
-    assert sum(memory.weight_bytes(g).values()) == arena_bytes(g)
+    assert sum(weight_bytes(g).values()) == arena_bytes(g)
     end = 0
     for placement in arena_layout(g):
         assert placement.offset % 64 == 0

@@ -11,6 +11,13 @@ from torch import Tensor
 
 # One huge page, so that the whole arena can stand on huge pages.
 ARENA_ALIGNMENT = 2 << 20
+# Widest vector load of any ISA level.
+FIELD_ALIGNMENT = 64
+
+
+def aligned(size: int) -> int:
+    """`size` rounded up to where the next field may start."""
+    return -(-size // FIELD_ALIGNMENT) * FIELD_ALIGNMENT
 
 
 def allocate_arena(size: int) -> Tensor:

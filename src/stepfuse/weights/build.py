@@ -16,8 +16,8 @@ from stepfuse.ops.packed import (
     PackedLinear,
     expert_layout,
 )
-from stepfuse.weights.arena import view_at
-from stepfuse.weights.layout import Placement, aligned, head_shapes, tile_bytes
+from stepfuse.weights.arena import aligned, view_at
+from stepfuse.weights.layout import Placement, head_shapes, tile_bytes
 from stepfuse.weights.store import (
     DenseWeights,
     KdaWeights,

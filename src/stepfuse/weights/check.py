@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from stepfuse.core.config import Geometry
+from stepfuse.core.config import FP4_GROUP, Geometry
 from stepfuse.core.errors import CheckpointError
 from stepfuse.core.parse_config import check_geometry
 from stepfuse.weights.layout import all_fields
@@ -24,35 +25,36 @@ def resolve_geometry(checkpoint: Checkpoint, geometry: Geometry) -> Geometry:
     Raises CheckpointError listing missing and unexpected tensors, and each shape or dtype that
     contradicts the config, with what was expected and found.
     """
-    packed = any(
-        name.endswith(".weight_packed") and name.startswith(geometry.tensor_prefix)
-        for name in checkpoint.entries
-    )
-    moe = dataclasses.replace(geometry.moe, expert_format="mxfp4" if packed else "bf16")
-    resolved = dataclasses.replace(geometry, moe=moe)
+    resolved = _with_expert_format(checkpoint, geometry)
     check_geometry(resolved)
-    expected: set[str] = set()
-    missing: list[str] = []
-    wrong: list[str] = []
-    for spec in all_fields(resolved):
-        for name, shapes, dtypes in _expected_tensors(resolved, checkpoint, spec):
-            expected.add(name)
-            entry = checkpoint.entries.get(name)
-            if entry is None:
-                missing.append(name)
-            elif entry.shape not in shapes or entry.dtype not in dtypes:
-                wrong.append(_mismatch(entry, shapes, dtypes))
-    _raise(checkpoint, "lacks tensors the config calls for", missing)
-    _raise(checkpoint, "has tensors that contradict the config", wrong)
+    expected = {
+        tensor.name: tensor
+        for spec in all_fields(resolved)
+        for tensor in _expected_tensors(resolved, checkpoint, spec)
+    }
+    found = checkpoint.entries
+    missing = [name for name in expected if name not in found]
+    wrong = [t.mismatch(found[t.name]) for t in expected.values() if not t.matches(found)]
     strange = [
         name
-        for name in checkpoint.entries
+        for name in found
         if name.startswith(geometry.tensor_prefix)
         and name not in expected
         and not name.endswith(_SKIPPED_SUFFIX)
     ]
+    _raise(checkpoint, "lacks tensors the config calls for", missing)
+    _raise(checkpoint, "has tensors that contradict the config", wrong)
     _raise(checkpoint, "has tensors this version does not know, so it cannot be run", strange)
     return resolved
+
+
+def _with_expert_format(checkpoint: Checkpoint, g: Geometry) -> Geometry:
+    packed = any(
+        name.endswith(".weight_packed") and name.startswith(g.tensor_prefix)
+        for name in checkpoint.entries
+    )
+    moe = dataclasses.replace(g.moe, expert_format="mxfp4" if packed else "bf16")
+    return dataclasses.replace(g, moe=moe)
 
 
 def present_name(checkpoint: Checkpoint, name: str) -> str:
@@ -72,7 +74,23 @@ def expert_names(spec: FieldSpec, expert: int) -> tuple[str, str, str]:
     return f"{stem}w1.weight", f"{stem}w2.weight", f"{stem}w3.weight"
 
 
-_Expected = tuple[str, tuple[tuple[int, ...], ...], tuple[str, ...]]
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+    def matches(self, found: Mapping[str, TensorEntry]) -> bool:
+        """True also where there is no such tensor: that is another complaint."""
+        entry = found.get(self.name)
+        return entry is None or (entry.shape in self.shapes and entry.dtype in self.dtypes)
+
+    def mismatch(self, entry: TensorEntry) -> str:
+        wanted = " or ".join(str(list(shape)) for shape in self.shapes)
+        return (
+            f"'{entry.name}' is {entry.dtype} {list(entry.shape)}, expected "
+            f"{' or '.join(self.dtypes)} {wanted}"
+        )
 
 
 def _expected_tensors(g: Geometry, checkpoint: Checkpoint, spec: FieldSpec) -> Iterator[_Expected]:
@@ -87,7 +105,7 @@ def _expected_tensors(g: Geometry, checkpoint: Checkpoint, spec: FieldSpec) -> I
             shapes = (spec.shape, (spec.shape[0], spec.shape[2]))
         elif spec.rule == "a_log":
             shapes = _a_log_shapes(checkpoint.entries.get(name), spec.shape[0])
-        yield name, shapes, _UNPACKED
+        yield _Expected(name, shapes, _UNPACKED)
 
 
 def _a_log_shapes(entry: TensorEntry | None, heads: int) -> tuple[tuple[int, ...], ...]:
@@ -106,20 +124,10 @@ def _expected_expert(g: Geometry, spec: FieldSpec, expert: int) -> Iterator[_Exp
         strict=True,
     ):
         if g.moe.expert_format == "bf16":
-            yield name, ((rows, cols),), _UNPACKED
+            yield _Expected(name, ((rows, cols),), _UNPACKED)
         else:
-            yield f"{name}_packed", ((rows, cols // 2),), ("U8",)
-            yield f"{name}_scale", ((rows, cols // 32),), ("U8",)
-
-
-def _mismatch(
-    entry: TensorEntry, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
-) -> str:
-    wanted = " or ".join(str(list(shape)) for shape in shapes)
-    return (
-        f"'{entry.name}' is {entry.dtype} {list(entry.shape)}, expected "
-        f"{' or '.join(dtypes)} {wanted}"
-    )
+            yield _Expected(f"{name}_packed", ((rows, cols // 2),), ("U8",))
+            yield _Expected(f"{name}_scale", ((rows, cols // FP4_GROUP),), ("U8",))
 
 
 def _raise(checkpoint: Checkpoint, what: str, names: list[str]) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from stepfuse.core.config import Geometry
 from stepfuse.weights import memory
 from stepfuse.weights.load import open_model
+from stepfuse.weights.sizes import weight_bytes
 
 _ROWS = (1, 2, 4, 8)
 _CONTEXTS = (1024, 8192, 65536, 262144, 1048576)
@@ -51,7 +52,7 @@ def describe(path: Path, allow_keys: frozenset[str] = frozenset()) -> ModelInfo:
         notices=parsed.notices,
         tensors=len(checkpoint.entries),
         file_bytes=sum(shard.stat().st_size for shard in checkpoint.shards),
-        weights=memory.weight_bytes(g),
+        weights=weight_bytes(g),
         state=memory.state_bytes(g),
         kv_1k={dtype: 1024 * memory.kv_bytes_per_token(g, dtype) for dtype in ("bf16", "fp8")},
         step={rows: _step(g, rows) for rows in _ROWS},

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 from stepfuse.core.config import TILE_ROWS, Geometry
 from stepfuse.ops.packed import expert_layout
+from stepfuse.weights.arena import aligned
 from stepfuse.weights.names import FieldSpec, layer_fields, model_fields
-
-# Widest vector load of any ISA level.
-ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +18,6 @@ class Placement:
     spec: FieldSpec
     offset: int
     bytes: int
-
-
-def aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def tile_bytes(rows: int, cols: int) -> int:

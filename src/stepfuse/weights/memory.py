@@ -1,4 +1,4 @@
-"""The memory plan: bytes by kind and bytes per step, known from the geometry before loading."""
+"""The memory plan: bytes per step, caches and what fits, known from the geometry before loading."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepfuse.core.config import FP4_GROUP, Geometry
+from stepfuse.core.config import Geometry
 from stepfuse.core.errors import MemoryPlanError
 from stepfuse.ops.views import KvDtype, record_bytes
-from stepfuse.weights.layout import aligned, all_fields, field_bytes
-from stepfuse.weights.names import FieldSpec
+from stepfuse.weights.sizes import expert_bytes, trunk_bytes, weight_bytes
 
 # Past inputs of q, k and v that the conv state of a KDA layer keeps, BF16.
 _CONV_PAST = 3
@@ -34,32 +33,6 @@ class StepBytes:
         return self.trunk + self.experts + self.kv + self.state
 
 
-def weight_kind(g: Geometry, spec: FieldSpec) -> str:
-    """The kind of a field in the plan."""
-    if spec.layer < 0:
-        return {"embed": "embedding", "lm_head": "head"}.get(spec.field, "norms and mixes")
-    part, _, field = spec.field.partition(".")
-    if part == "attention":
-        return f"attention {g.layer_kinds[spec.layer].upper()}"
-    if part != "ffn":
-        return "norms and mixes"
-    if g.dense_layers[spec.layer]:
-        return "dense MLP"
-    for start, kind in (("experts", "experts"), ("shared", "shared expert"), ("latent", "latent")):
-        if field.startswith(start):
-            return kind
-    return "router"
-
-
-def weight_bytes(g: Geometry) -> dict[str, int]:
-    """Arena bytes by kind, tile padding included; their sum is the arena."""
-    kinds: dict[str, int] = {}
-    for spec in all_fields(g):
-        kind = weight_kind(g, spec)
-        kinds[kind] = kinds.get(kind, 0) + aligned(field_bytes(g, spec))
-    return kinds
-
-
 def state_bytes(g: Geometry) -> int:
     """KDA state (FP32) and conv window (BF16) of one sequence, all layers."""
     state = g.kda.heads * g.kda.dim * g.kda.dim * 4
@@ -72,31 +45,10 @@ def kv_bytes_per_token(g: Geometry, dtype: KvDtype) -> int:
     return len(g.mla_layers) * record_bytes(dtype, g.mla.kv_lora, g.mla.rope)
 
 
-def distinct_experts(g: Geometry, rows: int) -> float:
+def _expected_experts(g: Geometry, rows: int) -> float:
     """Experts of one layer that `rows` rows are expected to choose under uniform routing."""
     experts, top_k = g.moe.experts, g.moe.top_k
     return experts * (1 - (1 - top_k / experts) ** rows)
-
-
-def expert_bytes(g: Geometry) -> int:
-    """One routed expert, bytes of values (no padding)."""
-    values = 3 * (g.moe.latent or g.hidden) * g.moe.expert_width
-    if g.moe.expert_format == "bf16":
-        return 2 * values
-    return values // 2 + values // FP4_GROUP
-
-
-def trunk_bytes(g: Geometry, rows: int) -> int:
-    """All weights but the experts, each once; of the embedding only the rows' own lines."""
-    total = rows * g.hidden * 2
-    for spec in all_fields(g):
-        if spec.rule in ("experts", "plain"):
-            continue
-        count = len(spec.names)
-        for size in spec.shape:
-            count *= size
-        total += count * (4 if spec.rule in ("float", "a_log", "conv") else 2)
-    return total
 
 
 def bytes_per_step(
@@ -113,7 +65,7 @@ def bytes_per_step(
     """
     moe_layers = g.dense_layers.count(False)
     if distinct_per_layer is None:
-        chosen = moe_layers * distinct_experts(g, rows)
+        chosen = moe_layers * _expected_experts(g, rows)
     else:
         chosen = float(sum(distinct_per_layer))
     return StepBytes(

@@ -68,25 +68,30 @@ PRESETS: Final[dict[str, Shape]] = {
 }  # fmt: skip
 
 
+# What every released config says alike.
+_FIXED: Final = {
+    "architectures": ["KimiLinearForCausalLM"],
+    "model_type": "kimi_linear",
+    "dtype": "bfloat16",
+    "first_k_dense_replace": 1,
+    "mla_use_nope": True,
+    "moe_layer_freq": 1,
+    "moe_renormalize": True,
+    "moe_router_activation_func": "sigmoid",
+    "num_expert_group": 1,
+    "num_nextn_predict_layers": 0,
+    "rms_norm_eps": 1e-05,
+    "tie_word_embeddings": False,
+    "topk_group": 1,
+    "use_grouped_topk": True,
+}
+
+
 def config_of(shape: Shape) -> dict[str, Any]:
     """config.json in released form; `shape.member` decides wrapper and keys."""
-    text = _text_config(shape)
     if shape.member == "kimi_linear":
-        return {**text, "model_max_length": shape.max_positions, "mla_use_nope": True}
-    text |= {
-        "activation_situ_beta": 4.0,
-        "activation_situ_linear_beta": 25.0,
-        "attn_res_block_size": shape.block,
-        "latent_moe_use_norm": True,
-        "max_position_embeddings": shape.max_positions,
-        "mla_use_nope": True,
-        "mla_use_output_gate": True,
-        "routed_expert_hidden_size": shape.latent,
-        "topk_method": "noaux_tc",
-    }
-    text["linear_attn_config"] |= {"gate_lower_bound": -5.0, "use_full_rank_gate": True}
-    if shape.expert_format == "mxfp4":
-        text["quantization_config"] = _quantization_config()
+        return _text_config(shape) | {"hidden_act": "silu", "model_max_length": shape.max_positions}
+    text = _k3_text_config(shape)
     return {
         "architectures": ["KimiK3ForConditionalGeneration"],
         "model_type": "kimi_k3",
@@ -98,51 +103,60 @@ def config_of(shape: Shape) -> dict[str, Any]:
     }
 
 
+def _k3_text_config(shape: Shape) -> dict[str, Any]:
+    text = _text_config(shape) | {
+        "activation_situ_beta": 4.0,
+        "activation_situ_linear_beta": 25.0,
+        "attn_res_block_size": shape.block,
+        "hidden_act": "situ",
+        "latent_moe_use_norm": True,
+        "max_position_embeddings": shape.max_positions,
+        "mla_use_output_gate": True,
+        "routed_expert_hidden_size": shape.latent,
+        "topk_method": "noaux_tc",
+    }
+    text["linear_attn_config"] |= {"gate_lower_bound": -5.0, "use_full_rank_gate": True}
+    if shape.expert_format == "mxfp4":
+        text["quantization_config"] = _quantization_config()
+    return text
+
+
 def _text_config(shape: Shape) -> dict[str, Any]:
-    mla = shape.mla_layers
-    if mla is None:
-        mla = tuple(i for i in range(shape.layers) if i % 4 == 3 or i == shape.layers - 1)
     return {
-        "architectures": ["KimiLinearForCausalLM"],
-        "model_type": "kimi_linear",
-        "dtype": "bfloat16",
+        **_FIXED,
         # The family's special ids are the last 256 of its vocabulary.
         "bos_token_id": max(0, shape.vocab - 256),
         "eos_token_id": max(1, shape.vocab - 254),
-        "first_k_dense_replace": 1,
-        "hidden_act": "situ" if shape.member == "k3" else "silu",
         "hidden_size": shape.hidden,
         "intermediate_size": shape.dense,
         "kv_lora_rank": shape.kv_lora,
-        "linear_attn_config": {
-            "full_attn_layers": [i + 1 for i in mla],
-            "kda_layers": [i + 1 for i in range(shape.layers) if i not in mla],
-            "head_dim": shape.kda_dim,
-            "num_heads": shape.kda_heads,
-            "short_conv_kernel_size": 4,
-        },
+        "linear_attn_config": _linear_attn_config(shape),
         "moe_intermediate_size": shape.width,
-        "moe_layer_freq": 1,
-        "moe_renormalize": True,
-        "moe_router_activation_func": "sigmoid",
         "num_attention_heads": shape.mla_heads,
-        "num_expert_group": 1,
         "num_experts": shape.experts,
         "num_experts_per_token": shape.top_k,
         "num_hidden_layers": shape.layers,
         "num_key_value_heads": shape.mla_heads,
-        "num_nextn_predict_layers": 0,
         "num_shared_experts": shape.shared,
         "q_lora_rank": shape.q_lora,
         "qk_nope_head_dim": shape.nope,
         "qk_rope_head_dim": shape.rope,
-        "rms_norm_eps": 1e-05,
         "routed_scaling_factor": shape.routed_scaling,
-        "tie_word_embeddings": False,
-        "topk_group": 1,
-        "use_grouped_topk": True,
         "v_head_dim": shape.v_dim,
         "vocab_size": shape.vocab,
+    }
+
+
+def _linear_attn_config(shape: Shape) -> dict[str, Any]:
+    mla = shape.mla_layers
+    if mla is None:
+        mla = tuple(i for i in range(shape.layers) if i % 4 == 3 or i == shape.layers - 1)
+    return {
+        "full_attn_layers": [i + 1 for i in mla],
+        "kda_layers": [i + 1 for i in range(shape.layers) if i not in mla],
+        "head_dim": shape.kda_dim,
+        "num_heads": shape.kda_heads,
+        "short_conv_kernel_size": 4,
     }
 
 
