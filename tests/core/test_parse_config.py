@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from pathlib import Path
@@ -216,7 +217,9 @@ def test_other_quantization_is_refused_by_name(
 
 def test_kv_cache_scheme_is_honoured(k3: dict[str, Any]) -> None:
     text(k3)["quantization_config"]["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
-    assert parse_config(k3).kv_cache_dtype == "fp8"
+    parsed = parse_config(k3)
+    assert parsed.kv_cache_dtype == "fp8"
+    assert any("FP8 KV cache" in notice for notice in parsed.notices)
 
 
 def test_several_eos_ids(linear: dict[str, Any]) -> None:
@@ -240,3 +243,28 @@ def test_other_models_are_refused(linear: dict[str, Any], model_type: object) ->
     linear["model_type"] = model_type
     with pytest.raises(ConfigError, match="model_type"):
         parse_config(linear)
+
+
+STRANGE: list[Any] = [None, [], {}, "x", -1, 0, 1e400, float("nan"), True, [[]], {"a": 1}, [None]]
+
+
+@pytest.mark.parametrize("name", ["kimi-k3", "kimi-linear-48b", "kimi-linear-transformers-saved"])
+def test_any_value_anywhere_is_a_geometry_or_a_config_error(name: str) -> None:
+    """No key's value escapes as another error, at any depth."""
+    raw = load(name)
+    places = [raw, text(raw)]
+    if "linear_attn_config" in text(raw):
+        places.append(text(raw)["linear_attn_config"])
+    if "quantization_config" in text(raw):
+        scheme = text(raw)["quantization_config"]
+        group = scheme["config_groups"]["group_0"]
+        places += [scheme, scheme["config_groups"], group, group["weights"]]
+    for node in places:
+        for key in list(node):
+            kept = node[key]
+            for value in STRANGE:
+                node[key] = value
+                with contextlib.suppress(ConfigError):
+                    parse_config(raw)
+            node[key] = kept
+    assert parse_config(raw)

@@ -35,6 +35,8 @@ def parse_config(raw: Mapping[str, Any], allow_keys: frozenset[str] = frozenset(
     quantization = parse_quantization(source.text, source.top)
     geometry = read_geometry(source, quantization.expert_format)
     check_geometry(geometry)
+    if quantization.kv_cache_dtype is not None:
+        notices += ("the checkpoint asks for an FP8 KV cache: kv_cache_dtype='fp8' follows it",)
     return ParsedConfig(geometry, source.form, notices, quantization.kv_cache_dtype)
 
 
