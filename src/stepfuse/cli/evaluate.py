@@ -35,7 +35,7 @@ def perplexity(
     decode_backend: options.DecodeBackend = options.Backend.auto,
     kv_cache_dtype: options.KvDtype = options.KvCacheDtype.bf16,
     threads: options.Threads = None,
-    window: Annotated[int, typer.Option(min=3, help="Tokens per window.")] = 512,
+    window: Annotated[int, typer.Option(min=3, help="Tokens per window.")] = 2048,
     limit: Annotated[int | None, typer.Option(min=1, help="Texts to use.")] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections import deque
@@ -15,9 +14,8 @@ import torch
 from stepfuse.core.errors import CacheError, RequestError
 from stepfuse.engine.build import build
 from stepfuse.engine.parts import Closed, EngineOptions, Parts
-from stepfuse.engine.prompts import Prompt, check_params, check_prompts
+from stepfuse.engine.prompts import Prompt, check_prompts, make_requests
 from stepfuse.engine.request import (
-    SEED_MAX,
     FinishReason,
     RequestOutput,
     SamplingParams,
@@ -26,7 +24,7 @@ from stepfuse.engine.request import (
 from stepfuse.engine.sampler import choose
 from stepfuse.engine.scheduler import Scheduler, Work, step_input
 from stepfuse.engine.score import score_tokens
-from stepfuse.engine.sequence import Ends, Origin, Request, new_request
+from stepfuse.engine.sequence import Request
 from stepfuse.engine.statistics import EngineStats, Statistics
 from stepfuse.ops.views import KvDtype
 from stepfuse.runtime.plan import DecodeBackend, plan
@@ -78,7 +76,6 @@ class Engine:
         self.parts = parts
         self.statistics = Statistics()
         self._scheduler = Scheduler(parts.pool, parts.max_num_seqs, parts.prefill_chunk)
-        self._ends = Ends(parts.eos_ids, parts.max_model_len)
         self._arrivals: deque[Request] = deque()
         self._lock = threading.Lock()
         self._closed = False
@@ -90,6 +87,8 @@ class Engine:
     ) -> list[RequestOutput]:
         """Complete every prompt (text or token ids); one output per prompt, in order."""
         requests = self._requests(prompts, sampling_params)
+        for request in requests:
+            request.streams = False
         try:
             self._arrivals.extend(requests)
             while any(r.finish_reason is None for r in requests):
@@ -199,18 +198,7 @@ class Engine:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> list[Request]:
         self._check_open()
-        checked = check_prompts(prompts, self.parts)
-        params = check_params(sampling_params, len(checked))
-        tokenizer, page_tokens = self.parts.tokenizer, self.parts.pool.page_tokens
-        return [
-            new_request(
-                Origin(i, text, ids, wanted, secrets.randbelow(SEED_MAX)),
-                self._ends,
-                tokenizer,
-                page_tokens,
-            )
-            for i, ((text, ids), wanted) in enumerate(zip(checked, params, strict=True))
-        ]
+        return make_requests(prompts, sampling_params, self.parts)
 
     def _deltas(self, requests: list[Request]) -> Iterator[StreamDelta]:
         try:

@@ -1,8 +1,9 @@
-"""Prompts and parameters as callers give them, checked before anything runs."""
+"""Prompts and parameters as callers give them, checked, and made into requests."""
 
 from __future__ import annotations
 
 import operator
+import secrets
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -10,7 +11,8 @@ import numpy as np
 
 from stepfuse.core.errors import RequestError
 from stepfuse.engine.parts import Parts
-from stepfuse.engine.request import SamplingParams
+from stepfuse.engine.request import SEED_MAX, SamplingParams
+from stepfuse.engine.sequence import Ends, Origin, Request, new_request
 
 Prompt: TypeAlias = str | Sequence[int]
 Checked: TypeAlias = tuple[str | None, list[int]]
@@ -42,6 +44,23 @@ def check_params(
             f"{len(params)} sampling_params for {count} prompts: give one, or one per prompt"
         )
     return list(params)
+
+
+def make_requests(
+    prompts: Prompt | Sequence[Prompt],
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    parts: Parts,
+) -> list[Request]:
+    """Waiting requests, numbered in order; none is made unless all are right."""
+    checked = check_prompts(prompts, parts)
+    params = check_params(sampling_params, len(checked))
+    ends = Ends(parts.eos_ids, parts.max_model_len)
+    origins = (
+        Origin(i, text, ids, wanted, secrets.randbelow(SEED_MAX))
+        for i, ((text, ids), wanted) in enumerate(zip(checked, params, strict=True))
+    )
+    page_tokens = parts.pool.page_tokens
+    return [new_request(origin, ends, parts.tokenizer, page_tokens) for origin in origins]
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

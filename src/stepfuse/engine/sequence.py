@@ -35,7 +35,7 @@ class Request:
 
     `tokens` int32 [max tokens]: prompt, then generated ids, `count` of them valid. `cached` of them
     are in the caches; `slot` is -1 and `page_count` 0 while it holds none. `pages` int32: its page
-    table, `page_count` valid.
+    table, `page_count` valid. `streams`: somebody reads the deltas.
     """
 
     index: int
@@ -59,6 +59,7 @@ class Request:
     finished: float | None = None
     text: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    streams: bool = True
     deltas: deque[StreamDelta] = field(default_factory=deque)
 
     @property
@@ -136,6 +137,8 @@ class Request:
         if reason is not None:
             self.finished = time.perf_counter()
             self.finish_reason = reason
+        if not self.streams:
+            return
         logprobs = () if logprob is None else (logprob,)
         self.deltas.append(StreamDelta(self.index, token_ids, text, logprobs, reason, self.error))
 

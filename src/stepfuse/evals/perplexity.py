@@ -29,7 +29,7 @@ class Perplexity:
 def perplexity(
     engine: Engine,
     texts: Iterable[str],
-    window: int = 512,
+    window: int = 2048,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Perplexity:
     """Score every text in windows of at most `window` tokens, each from an empty state.
