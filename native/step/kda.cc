@@ -31,8 +31,7 @@ void KdaTask::expand(const Run& run, int member, const bf16_t* weight, Buffer lo
                        heads.begin * tiles, heads.end * tiles});
 }
 
-void KdaTask::advance(const Run& run, int member, int row) const {
-  const Range heads = spec_.split.member[member];
+void KdaTask::advance(const Run& run, int member, int row, Range heads) const {
   const StateView& view = run.caches->state[spec_.index];
   const std::int64_t slot = run.batch->slot[row];
   float* state = view.state + slot * view.state_stride;
@@ -62,6 +61,23 @@ void KdaTask::advance(const Run& run, int member, int row) const {
   run.kernels->kda(args);
 }
 
+// Rows of a sequence are adjacent and in token order. Several of them go head by head, so that a
+// head's state (64 KiB at full size) stays in the cache while its tokens pass.
+int KdaTask::advance_sequence(const Run& run, int member, int first) const {
+  const Range heads = spec_.split.member[member];
+  const std::int32_t slot = run.batch->slot[first];
+  int end = first + 1;
+  while (end < run.rows && run.batch->slot[end] == slot) ++end;
+  if (end == first + 1) {
+    advance(run, member, first, heads);
+    return end;
+  }
+  for (int head = heads.begin; head < heads.end; ++head) {
+    for (int row = first; row < end; ++row) advance(run, member, row, {head, head + 1});
+  }
+  return end;
+}
+
 void KdaTask::run(const Run& run, int member) const {
   const Range heads = spec_.split.member[member];
   if (heads.begin == heads.end) return;
@@ -69,9 +85,7 @@ void KdaTask::run(const Run& run, int member) const {
   if (spec_.gate_rank > 0) {
     expand(run, member, spec_.weights.g_b, spec_.g_a, spec_.gate_rank, spec_.gate);
   }
-  // Rows of a sequence are adjacent and in token order, so going through the rows in order is
-  // going through each sequence's tokens in order.
-  for (int row = 0; row < run.rows; ++row) advance(run, member, row);
+  for (int row = 0; row < run.rows;) row = advance_sequence(run, member, row);
   const int width = spec_.heads * spec_.dim;
   acts_.pack_pairs(spec_.out.fp32(member), width, run.rows, width, heads.begin * spec_.dim,
                    heads.end * spec_.dim, spec_.out_act.at<std::byte>(member));

@@ -28,7 +28,8 @@ class KdaTask final : public Task {
  private:
   void expand(const Run& run, int member, const bf16_t* weight, Buffer low, int rank,
               Buffer full) const;
-  void advance(const Run& run, int member, int row) const;
+  void advance(const Run& run, int member, int row, Range heads) const;
+  int advance_sequence(const Run& run, int member, int first) const;
 
   Acts acts_;
   KdaSpec spec_;
