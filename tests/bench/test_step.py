@@ -107,6 +107,8 @@ def test_what_cannot_be_measured_is_refused() -> None:
         )
     with pytest.raises(RequestError, match="rows 9 exceed max_num_seqs=8"):
         bench_step(engine_of(), StepBench(rows=(9,)), probe())
+    with pytest.raises(RequestError, match="rows 2 exceed the 1 rows"):
+        bench_step(engine_of(prepared_rows=1), SMALL, probe())
     with pytest.raises(RequestError, match="tokens is 2"):
         bench_step(engine_of(), StepBench(tokens=2), probe())
 

@@ -70,6 +70,7 @@ class StepFigure:
     output_tokens: int
     threads: int
     level: str
+    weights: str
     kv_cache_dtype: str
     model: str
     commit: str
@@ -125,9 +126,13 @@ def check_bench(engine: Engine, bench: StepBench) -> None:
     parts = engine.parts
     if "latency_specialized" in bench.backends and not parts.prepared_rows:
         raise UnsupportedError("latency_specialized cannot serve here", list(parts.unsupported))
-    if max(bench.rows) > parts.max_num_seqs:
+    widest = max(bench.rows)
+    if widest > parts.max_num_seqs:
+        raise RequestError(f"rows {widest} exceed max_num_seqs={parts.max_num_seqs} of this engine")
+    if "latency_specialized" in bench.backends and widest > parts.prepared_rows:
         raise RequestError(
-            f"rows {max(bench.rows)} exceed max_num_seqs={parts.max_num_seqs} of this engine"
+            f"rows {widest} exceed the {parts.prepared_rows} rows the specialized path is prepared "
+            "for: measure wider steps with --backend standard"
         )
     if bench.tokens < 3 or bench.tokens + 1 > parts.max_model_len:
         raise RequestError(
@@ -192,6 +197,7 @@ def _figure(
         output_tokens=bench.tokens,
         threads=facts.threads,
         level=facts.level,
+        weights=f"bf16, experts {engine.parts.geometry.moe.expert_format}",
         kv_cache_dtype=facts.kv_cache_dtype,
         model=facts.model,
         commit=machine.commit,

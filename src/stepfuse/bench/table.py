@@ -64,8 +64,8 @@ def labels(figures: list[StepFigure]) -> str:
     spread = max(max(f.step_ms_runs) / min(f.step_ms_runs) - 1 for f in figures)
     return (
         f"decode only, input {first.input_tokens}, output {first.output_tokens}, greedy, no "
-        f"speculation; KV {first.kv_cache_dtype}, state fp32, no parallelism, {first.threads} "
-        f"threads, level {first.level}; {first.runs} runs x {first.prompts_per_run} prompts per "
+        f"speculation; weights {first.weights}, KV {first.kv_cache_dtype}, state fp32, one rank of "
+        f"{first.threads} threads, level {first.level}; {first.runs} runs x {first.prompts_per_run} prompts per "
         f"request, run medians within {spread:.0%}; read {first.read_gbps:.1f} GB/s{ping} in the "
         f"same run; bytes with {first.routing}; {machine['cpu']}, {machine['cores']} cores, torch "
         f"{machine['torch']}, commit {first.commit}"
