@@ -12,7 +12,6 @@ from stepfuse.ops.sample import SampleParams, sample, top_logprobs
 from stepfuse.ops.sample.eager import filtered, uniform
 from stepfuse.ops.sample.ref import distribution
 
-
 STORED = [0.011546754286331562, 0.8107662191464656]
 
 
@@ -76,9 +75,9 @@ def test_filters_equal_the_reference(
 
 
 def test_draws_follow_the_distribution() -> None:
-    """20,000 draws at different positions: each frequency within 5 standard deviations."""
+    """5,000 draws at different positions: each frequency within 5 standard deviations."""
     logits = torch.tensor([[0.0, 1.0, 2.0, -1.0, 0.5]])
-    count = 20_000
+    count = 5_000
     rows = logits.expand(count, -1)
     params = _params(count, temperature=1.3)
     params.position[:] = np.arange(count)

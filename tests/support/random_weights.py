@@ -19,16 +19,19 @@ Tensors = dict[str, Tensor]
 
 
 class _Maker:
-    """NumPy's RandomState: its streams are frozen, so stored oracle outputs keep their inputs."""
+    """NumPy's RandomState: its streams are frozen, so stored oracle outputs keep their inputs.
+
+    Cloned into PyTorch's memory, which is 64-byte aligned as the kernels want weights to be.
+    """
 
     def __init__(self, seed: int) -> None:
         self._state = np.random.RandomState(seed)
 
     def normal(self, *shape: int) -> Tensor:
-        return torch.from_numpy(self._state.standard_normal(shape).astype(np.float32))
+        return torch.from_numpy(self._state.standard_normal(shape).astype(np.float32)).clone()
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
-        return torch.from_numpy(self._state.uniform(low, high, shape).astype(np.float32))
+        return torch.from_numpy(self._state.uniform(low, high, shape).astype(np.float32)).clone()
 
     def matrix(self, out: int, width: int, gain: float = 1.0) -> Tensor:
         """Outputs of `gain` variance for inputs of unit variance, BF16."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -17,13 +18,10 @@ _forced: Implementation | None = None
 @cache
 def native_available() -> bool:
     """True when the native core is built and this machine can run it."""
-    try:
-        core = importlib.import_module("stepfuse.ops.native")
-    except ModuleNotFoundError as error:
-        if error.name not in {"stepfuse.ops.native", "stepfuse._native"}:
-            raise
+    # A core that is there and cannot be imported is an error, never a silent fall to PyTorch.
+    if importlib.util.find_spec("stepfuse._native") is None:
         return False
-    return bool(core.available())
+    return bool(importlib.import_module("stepfuse.ops.native").available())
 
 
 def chosen() -> Implementation:
