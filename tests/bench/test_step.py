@@ -81,7 +81,7 @@ def test_json_and_table_carry_the_labels() -> None:
     console.quiet = False
     with console.capture() as capture:
         console.print(step_table(figures))
-    text = capture.get()
+    text = " ".join(capture.get().split())
     for label in (
         "speed-up",
         "% of roof",

@@ -65,10 +65,11 @@ def labels(figures: list[StepFigure]) -> str:
     return (
         f"decode only, input {first.input_tokens}, output {first.output_tokens}, greedy, no "
         f"speculation; weights {first.weights}, KV {first.kv_cache_dtype}, state fp32, one rank of "
-        f"{first.threads} threads, level {first.level}; {first.runs} runs x {first.prompts_per_run} prompts per "
-        f"request, run medians within {spread:.0%}; read {first.read_gbps:.1f} GB/s{ping} in the "
-        f"same run; bytes with {first.routing}; {machine['cpu']}, {machine['cores']} cores, torch "
-        f"{machine['torch']}, commit {first.commit}"
+        f"{first.threads} threads, level {first.level}; {first.runs} runs x "
+        f"{first.prompts_per_run} prompts per request, run medians within {spread:.0%}; read "
+        f"{first.read_gbps:.1f} GB/s{ping} in the same run; bytes with {first.routing}; "
+        f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, commit "
+        f"{first.commit}"
     )
 
 
