@@ -1,0 +1,1 @@
+"""Training scripts for the bundled models; not part of the installed package."""
