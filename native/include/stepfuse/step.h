@@ -15,9 +15,9 @@ struct LatentView {
 
 // KDA state and conv window of one KDA layer; slot s starts at base + s * stride (elements).
 struct StateView {
-  float* state;             // [slot][heads][dim/32][dim (k)][32 (v)]
+  float* state;  // [slot][heads][dim/32][dim (k)][32 (v)]
   std::int64_t state_stride;
-  bf16_t* conv;             // [slot][3 past (oldest first)][3 (q,k,v)][heads * dim]
+  bf16_t* conv;  // [slot][3 past (oldest first)][3 (q,k,v)][heads * dim]
   std::int64_t conv_stride;
 };
 
@@ -36,7 +36,7 @@ struct StepBatch {
   const std::int32_t* slot;      // [rows]
   const std::int32_t* pages;     // [rows][pages_stride]: the row's page table
   std::int64_t pages_stride;
-  float* logits;                 // [rows][vocab], written
+  float* logits;  // [rows][vocab], written
 };
 
 }  // namespace stepfuse
