@@ -59,6 +59,8 @@ static void pack_pairs_fp32(const float* x, std::int64_t ldx, const std::int32_t
   }
 }
 
+static constexpr int kFp4RowBytes = kFp4Group * static_cast<int>(sizeof(Act));
+
 // Eight columns give the pairs (j, j + 4), j < 4: the nibbles of one 32-bit word, low half and
 // high.
 static void pack_fp4(const float* x, std::int64_t ldx, const std::int32_t* index, int rows, int k,

@@ -22,6 +22,7 @@ static constexpr KernelTable kTable = {
     .level = kLevel,
     .name = kName,
     .act_bytes = act_bytes,
+    .fp4_row_bytes = kFp4RowBytes,
     .pack_pairs = pack_pairs,
     .pack_pairs_fp32 = pack_pairs_fp32,
     .pack_fp4 = pack_fp4,
