@@ -42,7 +42,7 @@ def test_both_members_serve_token_ids(k3: Path, tmp_path: Path) -> None:
 
 
 def test_a_path_object_and_fp8_and_standard(k3: Path) -> None:
-    with Engine(k3, "standard", kv_cache_dtype="fp8", max_model_len=64) as engine:  # type: ignore[arg-type]
+    with Engine(k3, "standard", kv_cache_dtype="fp8", max_model_len=64) as engine:
         engine.generate([1, 2], GREEDY)
         assert set(engine.stats().steps) == {("standard", "backend_standard")}
         assert engine.parts.facts.kv_cache_dtype == "fp8"
@@ -112,8 +112,9 @@ def test_unknown_config_keys_are_refused_and_may_be_accepted(tmp_path: Path) -> 
     change_config(folder, new_gate_power=3)
     with pytest.raises(ConfigError, match="new_gate_power"):
         Engine(str(folder))
-    with Engine(str(folder), allow_config_keys=["new_gate_power"], max_model_len=64) as engine:
-        engine.generate([1], GREEDY)
+    for keys in ("new_gate_power", ["new_gate_power"]):
+        with Engine(folder, allow_config_keys=keys, max_model_len=64) as engine:
+            engine.generate([1], GREEDY)
 
 
 def test_every_refusal_is_one_family(k3: Path, tmp_path: Path) -> None:

@@ -7,14 +7,15 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 
 import torch
 
 from stepfuse.core.errors import CacheError, RequestError
 from stepfuse.engine.build import build
-from stepfuse.engine.parts import Closed, EngineOptions, Parts
-from stepfuse.engine.prompts import Prompt, check_prompts, make_requests
+from stepfuse.engine.parts import Closed, EngineOptions, Parts, key_tuple
+from stepfuse.engine.prompts import Params, Prompt, Prompts, check_prompts, make_requests
 from stepfuse.engine.request import (
     FinishReason,
     RequestOutput,
@@ -42,14 +43,14 @@ class Engine:
 
     def __init__(
         self,
-        model_path: str,
+        model_path: str | Path,
         decode_backend: DecodeBackend = "auto",
         kv_cache_dtype: KvDtype = "bf16",
         threads: int | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
         cache_bytes: int | None = None,
-        allow_config_keys: Sequence[str] = (),
+        allow_config_keys: str | Sequence[str] = (),
         prefill_chunk: int = 512,
     ) -> None:
         options = EngineOptions(
@@ -60,7 +61,7 @@ class Engine:
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             cache_bytes=cache_bytes,
-            allow_config_keys=tuple(allow_config_keys),
+            allow_config_keys=key_tuple(allow_config_keys),
             prefill_chunk=prefill_chunk,
         )
         self._start(build(options))
@@ -80,11 +81,7 @@ class Engine:
         self._lock = threading.Lock()
         self._closed = False
 
-    def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> list[RequestOutput]:
+    def generate(self, prompts: Prompts, sampling_params: Params = None) -> list[RequestOutput]:
         """Complete every prompt (text or token ids); one output per prompt, in order."""
         requests = self._requests(prompts, sampling_params)
         for request in requests:
@@ -97,11 +94,7 @@ class Engine:
             self.cancel(requests)
         return [r.output() for r in requests]
 
-    def stream(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> Iterator[StreamDelta]:
+    def stream(self, prompts: Prompts, sampling_params: Params = None) -> Iterator[StreamDelta]:
         """As `generate`, step by step. Closing the iterator cancels what has not finished."""
         return self._deltas(self._requests(prompts, sampling_params))
 
@@ -192,11 +185,7 @@ class Engine:
         if self._closed:
             raise RequestError("the engine is closed; make a new Engine")
 
-    def _requests(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-    ) -> list[Request]:
+    def _requests(self, prompts: Prompts, sampling_params: Params) -> list[Request]:
         self._check_open()
         return make_requests(prompts, sampling_params, self.parts)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -44,6 +44,11 @@ class EngineOptions:
     cache_bytes: int | None
     allow_config_keys: tuple[str, ...]
     prefill_chunk: int
+
+
+def key_tuple(keys: str | Sequence[str]) -> tuple[str, ...]:
+    """One key or several."""
+    return (keys,) if isinstance(keys, str) else tuple(keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,12 @@ from stepfuse.engine.request import SEED_MAX, SamplingParams
 from stepfuse.engine.sequence import Ends, Origin, Request, new_request
 
 Prompt: TypeAlias = str | Sequence[int]
+Prompts: TypeAlias = Prompt | Sequence[Prompt]
+Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 Checked: TypeAlias = tuple[str | None, list[int]]
 
 
-def check_prompts(prompts: Prompt | Sequence[Prompt], parts: Parts, room: int = 1) -> list[Checked]:
+def check_prompts(prompts: Prompts, parts: Parts, room: int = 1) -> list[Checked]:
     """Text (if any) and ids of every prompt; each must leave `room` tokens below max_model_len.
 
     Raises RequestError on an empty prompt, one that is too long, ids outside the vocabulary, and
@@ -27,9 +29,7 @@ def check_prompts(prompts: Prompt | Sequence[Prompt], parts: Parts, room: int = 
     return [_check_prompt(prompt, parts, room) for prompt in _as_list(prompts)]
 
 
-def check_params(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
+def check_params(params: Params, count: int) -> list[SamplingParams]:
     """One SamplingParams per prompt."""
     if params is None:
         params = SamplingParams()
@@ -47,8 +47,8 @@ def check_params(
 
 
 def make_requests(
-    prompts: Prompt | Sequence[Prompt],
-    sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    prompts: Prompts,
+    sampling_params: Params,
     parts: Parts,
 ) -> list[Request]:
     """Waiting requests, numbered in order; none is made unless all are right."""
@@ -63,7 +63,7 @@ def make_requests(
     return [new_request(origin, ends, parts.tokenizer, page_tokens) for origin in origins]
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _as_list(prompts: Prompts) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     try:
