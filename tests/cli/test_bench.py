@@ -15,7 +15,7 @@ from tests.support.fake_runtime import fake_parts
 def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepfuse.engine.engine.build", lambda _: fake_parts())
     probe = Probe(lambda: Reading(10.0, 50.0), lambda rows, _: 1000 * rows, "a fake")
-    monkeypatch.setattr("stepfuse.bench.probe.probe_of", lambda _: probe)
+    monkeypatch.setattr("stepfuse.bench.probe.probe_of", lambda *_: probe)
 
 
 def test_table_and_json(

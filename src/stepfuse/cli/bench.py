@@ -57,7 +57,7 @@ def step(
         max_num_seqs=max(bench.rows),
     )
     with options.open_engine(choice) as engine, ticking(group_count(bench)) as tick:
-        figures = bench_step(engine, bench, probe_of(engine), tick)
+        figures = bench_step(engine, bench, probe_of(engine, seed), tick)
     _show(step_table(figures), [asdict(f) for f in figures], json_file)
 
 
