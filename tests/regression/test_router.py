@@ -97,8 +97,10 @@ def test_all_minus_infinity_still_gives_k_distinct_experts(which: Implementation
     with running(which):
         by_logit, _ = route(torch.full((2, 16), -math.inf), torch.zeros(16), 4, 1.0, False)
         by_bias, _ = route(torch.zeros(2, 16), torch.full((16,), -math.inf), 4, 1.0, False)
+        _, weights = route(torch.full((2, 16), -math.inf), torch.zeros(16), 4, 1.0, True)
     assert by_logit.tolist() == [[0, 1, 2, 3]] * 2
     assert by_bias.tolist() == [[0, 1, 2, 3]] * 2
+    assert weights.tolist() == [[0.0] * 4] * 2  # 0 / 0 would poison the row
 
 
 @each_implementation

@@ -15,7 +15,8 @@ def route(
     """logits FP32 [R, E], bias FP32 [E] to (ids int32 [R, k] ascending, weights FP32 [R, k]).
 
     The k largest of sigmoid(logits) + bias are chosen, the lower index on ties; a weight is the
-    chosen sigmoid (without bias), divided by the sum of the k when `renormalize`, times `scaling`.
+    chosen sigmoid (without bias), divided by the sum of the k (at least 1e-20) when `renormalize`,
+    times `scaling`.
     """
     ids: Tensor
     weights: Tensor

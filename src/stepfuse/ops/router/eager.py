@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Where every chosen score underflows to 0 the weights are 0, not NaN.
+SUM_MIN = 1e-20
+
 
 def route(
     logits: Tensor, bias: Tensor, top_k: int, scaling: float, renormalize: bool
@@ -16,5 +19,5 @@ def route(
     ids = torch.sort(order[:, :top_k], dim=-1).values
     weights = torch.gather(scores, 1, ids)
     if renormalize:
-        weights = weights / weights.sum(dim=-1, keepdim=True)
+        weights = weights / weights.sum(dim=-1, keepdim=True).clamp_min(SUM_MIN)
     return ids.to(torch.int32), weights * scaling

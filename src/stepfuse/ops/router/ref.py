@@ -38,5 +38,5 @@ def route(
     ids = torch.tensor([choose(row, top_k) for row in biased.tolist()], dtype=torch.int64)
     weights = torch.gather(scores, 1, ids)
     if renormalize:
-        weights = weights / weights.sum(dim=1, keepdim=True)
+        weights = weights / weights.sum(dim=1, keepdim=True).clamp_min(1e-20)
     return RouteTrace(scores, ids, weights * scaling)
