@@ -56,16 +56,15 @@ def _runtime(
 
 
 @each_implementation
-@each_model
-@pytest.mark.parametrize("kv", ["bf16", "fp8"])
+@pytest.mark.parametrize(("name", "kv"), [("k3", "bf16"), ("k3", "fp8"), ("linear", "fp8")])
 def test_mixed_steps_follow_the_reference(which: Implementation, name: str, kv: KvDtype) -> None:
     """Three sequences: a long prompt in chunks, a decode, a fresh prompt that joins later. Each
     token's logits are as near the exact ones as the rounding contract allows.
     """
     runtime, _, _ = _runtime(MODELS[name], kv, name)
-    texts = {0: _tokens(1, 24), 2: _tokens(2, 12), 3: _tokens(3, 9)}
+    texts = {0: _tokens(1, 20), 2: _tokens(2, 9), 3: _tokens(3, 9)}
     pages = {0: [9, 1, 4], 2: [0, 15], 3: [7, 8]}
-    steps = [{0: 7, 2: 5}, {2: 1, 0: 9}, {3: 8, 2: 1, 0: 1}, {0: 7, 2: 5, 3: 1}]
+    steps = [{0: 7, 2: 5}, {2: 1, 0: 9}, {3: 8, 2: 1, 0: 1}, {0: 3, 2: 2, 3: 1}]
     done = dict.fromkeys(texts, 0)
     got: dict[int, list[Tensor]] = {slot: [] for slot in texts}
     with running(which):
