@@ -2,8 +2,8 @@
 
     python -m tests.golden.make_fla_kda
 
-needs fla-core 0.6 and einops (`make oracles`). The functions are plain PyTorch but sit in files that
-import GPU packages, so they are taken out of their files by name.
+needs fla-core 0.6 and einops (`make oracles`). The functions are plain PyTorch but sit in files
+that import GPU packages, so they are taken out of their files by name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SEED = 13
 HERE = Path(__file__).parent
 HEADS, DIM, TOKENS = 2, 32, 64
 EPS = 1e-6
-# Past -2661 per token, the largest log decay seen in real Kimi-Linear weights.
+# The softplus gate goes past -2661 per token, the largest seen in real Kimi-Linear weights.
 GATES = {"lower_bound": -5.0, "softplus": None}
 
 

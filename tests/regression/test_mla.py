@@ -10,7 +10,7 @@ from stepfuse.core.errors import ConfigError
 from stepfuse.core.parse_config import parse_config
 from stepfuse.ops.dispatch import Implementation
 from stepfuse.ops.mla import latent_write, mla
-from stepfuse.ops.views import KvDtype, record_bytes
+from stepfuse.ops.views import KvDtype, LatentView, record_bytes
 from tests.support.geometries import small_k3, small_linear
 from tests.support.implementations import each_implementation, running
 from tests.support.mla_cases import canary_view, page_table, random_rows, reference, span
@@ -97,3 +97,18 @@ def test_rotation_is_refused() -> None:
     config["mla_use_nope"] = False
     with pytest.raises(ConfigError, match="mla_use_nope"):
         parse_config(config)
+
+
+@each_implementation
+def test_pages_beyond_32_bit_offsets(which: Implementation) -> None:
+    """Page 1 of a pool whose pages lie past 2^31 bytes apart."""
+    rows = random_rows(20, 2, 64, 16)
+    record, stride = record_bytes("bf16", 64, 16), 2**31 + 64
+    # Sparse: only the touched pages of the mapping become memory.
+    storage = torch.empty(stride + 32 * record, dtype=torch.uint8)
+    data = storage.as_strided((2, 32, record), (stride, record, 1))
+    view = LatentView(data, "bf16", 64, 16)
+    with running(which):
+        latent_write(rows[0], rows[1], view, [span(0, 20, 0, page_table(1))])
+        out = mla(rows[2], rows[3], view, [span(0, 20, 0, page_table(1))], SCALE)
+    assert float(relative_error(out, reference(rows, "bf16", SCALE, 20)).max()) <= 1e-5

@@ -56,10 +56,8 @@ class StandardRuntime:
     def _check_views(
         geometry: Geometry, latent: Sequence[LatentView], state: Sequence[StateView]
     ) -> None:
-        have, want = (
-            (len(latent), len(state)),
-            (len(geometry.mla_layers), len(geometry.kda_layers)),
-        )
+        have = (len(latent), len(state))
+        want = (len(geometry.mla_layers), len(geometry.kda_layers))
         if have != want:
             raise CacheError(f"caches of {have} (MLA, KDA) layers for a model of {want}")
 
@@ -67,13 +65,12 @@ class StandardRuntime:
         rows = sum(s.rows for s in spans)
         if rows != step.width:
             raise RequestError(f"{step.width} tokens for sequences of {rows} rows together")
-        if (
-            rows
-            and not 0 <= int(step.tokens.min()) <= int(step.tokens.max()) < self._geometry.vocab
-        ):
+        if rows == 0:
+            return
+        low, high = int(step.tokens.min()), int(step.tokens.max())
+        if low < 0 or high >= self._geometry.vocab:
             raise RequestError(
-                f"token ids {step.tokens.min()}..{step.tokens.max()} for a vocabulary of "
-                f"{self._geometry.vocab}"
+                f"token ids {low}..{high} for a vocabulary of {self._geometry.vocab}"
             )
         for span in spans:
             self._check_span(span)
