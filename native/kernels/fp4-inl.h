@@ -1,92 +1,75 @@
-// One packed MXFP4 weight tile times up to kGroupRows activation rows. As linear-inl.h; a group of
-// kFp4Group columns is summed first and then joins the accumulator with one FMA by its scale.
+// One packed MXFP4 weight tile times up to kGroupRows activation rows. A group of kFp4Group columns
+// is summed first, in the level's own way, and then joins its accumulator (in memory: once per
+// group) with one FMA by its scale. Passes over rows share a block of k as in linear-inl.h.
 #include "stepfuse/kernels.h"
 
 namespace stepfuse::STEPFUSE_LEVEL_NS {
 
-static constexpr int kOctetBytes = 4 * kTileRows;  // nibbles of eight columns of a tile
-static constexpr int kGroupOctets = kFp4Group / 8;
-static constexpr int kBlockGroups = 16;  // 8 KiB of nibbles
+static constexpr int kGroupBytes = kFp4Group / 2 * kTileRows;  // nibbles of one group of a tile
+static constexpr int kBlockGroups = 16;                        // 8 KiB of nibbles
 
 struct Fp4Block {
   const std::uint8_t* nibbles;
   const std::uint8_t* scales;
-  const Act* act;
-  int stride, groups;
+  const std::uint8_t* act;  // the row block at the first group
+  int stride, in_block, groups;
   float* acc;
   Ahead ahead;
 };
 
-template <int M, int V>
-static void fp4_pass(const Fp4Block& b) {
-  const std::uint8_t* nibbles = b.nibbles;
-  const std::uint8_t* scales = b.scales;
-  const Act* act = b.act;
-  const char* ahead = b.ahead.at;
-  for (int g = 0; g < b.groups; ++g) {
-    Vec part[V][M][kFp4Parts] = {};
-    for (int octet = 0; octet < kGroupOctets; ++octet) {
-      prefetch(ahead);
-      if constexpr (V == kTileVectors) prefetch(ahead + 64);
-      SF_UNROLL for (int v = 0; v < V; ++v) {
-        fp4_dot<M>(part[v], load_bits(nibbles + v * 4 * kLanes), act, b.stride);
-      }
-      nibbles += kOctetBytes;
-      act += 8 * b.stride;
-      ahead += b.ahead.step;
-    }
-    SF_UNROLL for (int v = 0; v < V; ++v) {
-      const Vec scale = load_e8m0(scales + v * kLanes);
-      SF_UNROLL for (int m = 0; m < M; ++m) {
-        float* acc = b.acc + m * kTileRows + v * kLanes;
-        store(acc, fma(fp4_join(part[v][m]), scale, load(acc)));
-      }
-    }
-    scales += kTileRows;
-  }
-}
-
-// Tile vectors one pass covers: what the accumulators allow, at most kFp4Vectors.
-static constexpr int fp4_vectors(int rows) {
-  const int most = pass_vectors(rows, kAccumulators / kFp4Parts);
-  return most < kFp4Vectors ? most : kFp4Vectors;
-}
+// Tile vectors a pass sums side by side.
+static constexpr int fp4_vectors(int rows) { return pass_vectors(rows, kFp4Accumulators); }
 
 template <int M>
-static void fp4_rows(Fp4Block b, std::int64_t next) {
+SF_NOINLINE void fp4_pass(const Fp4Block& b) {
   constexpr int kVectors = fp4_vectors(M);
-  for (int v = 0; v < kTileVectors; v += kVectors) {
-    fp4_pass<M, kVectors>(b);
-    b.nibbles += kVectors * 4 * kLanes;
-    b.scales += kVectors * kLanes;
-    b.acc += kVectors * kLanes;
-    b.ahead.at += next;
+  const std::uint8_t* nibbles = b.nibbles;
+  const std::uint8_t* scales = b.scales;
+  const std::uint8_t* act = b.act;
+  const char* ahead = b.ahead.at;
+  for (int g = 0; g < b.groups; ++g) {
+    for (std::int64_t line = 0; line < b.ahead.step; line += 64) prefetch(ahead + line);
+    for (int v = 0; v < kTileVectors; v += kVectors) {
+      Vec sum[kVectors][M];
+      fp4_group<M, kVectors>(nibbles + v * 4 * kLanes, act, b.stride, b.in_block, sum);
+      SF_UNROLL for (int u = 0; u < kVectors; ++u) {
+        const Vec scale = load_e8m0(scales + (v + u) * kLanes);
+        SF_UNROLL for (int m = 0; m < M; ++m) {
+          float* acc = b.acc + m * kTileRows + (v + u) * kLanes;
+          store(acc, fma(sum[u][m], scale, load(acc)));
+        }
+      }
+    }
+    nibbles += kGroupBytes;
+    scales += kTileRows;
+    act += b.stride * kFp4RowBytes;
+    ahead += b.ahead.step;
   }
 }
 
-static void fp4_dispatch(const Fp4Block& b, int rows, std::int64_t next) {
+static void fp4_dispatch(const Fp4Block& b, int rows) {
   switch (rows) {
     case 1:
-      return fp4_rows<1>(b, next);
+      return fp4_pass<1>(b);
     case 2:
-      return fp4_rows<2>(b, next);
+      return fp4_pass<2>(b);
     case 3:
-      return fp4_rows<3>(b, next);
+      return fp4_pass<3>(b);
     case 4:
-      return fp4_rows<4>(b, next);
+      return fp4_pass<4>(b);
     default:
       break;
   }
-  if constexpr (kRowsPass > 4) {
+  if constexpr (kFp4RowsPass > 4) {
     switch (rows) {
       case 5:
-        return fp4_rows<5>(b, next);
+        return fp4_pass<5>(b);
       case 6:
-        return fp4_rows<6>(b, next);
+        return fp4_pass<6>(b);
       case 7:
-        return fp4_rows<7>(b, next);
+        return fp4_pass<7>(b);
       default:
-        return fp4_rows<8>(b, next);
+        return fp4_pass<8>(b);
     }
   }
 }
@@ -96,37 +79,27 @@ struct Fp4Tile {
   const std::uint8_t* scales;
 };
 
-SF_INLINE int fp4_count_passes(const RowGroup& group) {
-  int passes = 0;
-  for (int row = 0; row < group.count;) {
-    const RowPass pass = row_pass(group, row);
-    passes += kTileVectors / fp4_vectors(pass.rows);
-    row += pass.rows;
-  }
-  return passes;
-}
-
-static void fp4_tile(const Fp4Tile& tile, const Act* act, int in, const RowGroup& group,
+static void fp4_tile(const Fp4Tile& tile, const void* act, int in, const RowGroup& group,
                      float* acc) {
-  const int passes = fp4_count_passes(group);
+  int passes = 0;
+  for (int row = 0; row < group.count; row += row_pass(group, row, kFp4RowsPass).rows) ++passes;
   const int groups = in / kFp4Group;
   const int block = passes == 1 ? groups : kBlockGroups;
   zero_rows(acc, group.count);
   for (int begin = 0; begin < groups; begin += block) {
     const int count = min_int(block, groups - begin);
-    const std::uint8_t* at =
-        tile.nibbles + static_cast<std::int64_t>(begin) * kGroupOctets * kOctetBytes;
+    const std::uint8_t* at = tile.nibbles + static_cast<std::int64_t>(begin) * kGroupBytes;
     const std::uint8_t* scales = tile.scales + static_cast<std::int64_t>(begin) * kTileRows;
-    const std::int64_t bytes = static_cast<std::int64_t>(count) * kGroupOctets * kOctetBytes;
-    Ahead ahead = ahead_of(at, bytes, passes, 0);
+    Ahead ahead{reinterpret_cast<const char*>(at) + kPrefetchBytes, kGroupBytes / passes};
     for (int row = 0; row < group.count;) {
-      const RowPass pass = row_pass(group, row);
-      const Act* rows = act + pass.act_rows * in +
-                        static_cast<std::int64_t>(begin) * kFp4Group * pass.stride +
-                        2 * pass.in_block;
-      fp4_dispatch({at, scales, rows, pass.stride, count, acc + row * kTileRows, ahead}, pass.rows,
-                   bytes / passes);
-      ahead.at += bytes / passes * (kTileVectors / fp4_vectors(pass.rows));
+      const RowPass pass = row_pass(group, row, kFp4RowsPass);
+      const std::uint8_t* rows =
+          static_cast<const std::uint8_t*>(act) +
+          (pass.act_rows * groups + static_cast<std::int64_t>(begin) * pass.stride) * kFp4RowBytes;
+      fp4_dispatch(
+          {at, scales, rows, pass.stride, pass.in_block, count, acc + row * kTileRows, ahead},
+          pass.rows);
+      ahead.at += ahead.step * count;
       row += pass.rows;
     }
   }

@@ -25,11 +25,11 @@ struct RowPass {
   int row, rows, stride, in_block;
   std::int64_t act_rows;
 };
-SF_INLINE RowPass row_pass(const RowGroup& group, int row) {
+SF_INLINE RowPass row_pass(const RowGroup& group, int row, int rows_pass) {
   const int block = row / kRowBlock * kRowBlock;
   const int stride = min_int(kRowBlock, group.count - block);
   const int in_block = row - block;
-  return {row, min_int(kRowsPass, stride - in_block), stride, in_block, group.first + block};
+  return {row, min_int(rows_pass, stride - in_block), stride, in_block, group.first + block};
 }
 
 // Tile vectors one pass covers with `rows` rows.
@@ -41,11 +41,11 @@ static constexpr int pass_vectors(int rows, int accumulators) {
          : accumulators / rows >= 2            ? 2
                                                : 1;
 }
-SF_INLINE int count_passes(const RowGroup& group, int accumulators) {
+SF_INLINE int count_passes(const RowGroup& group) {
   int passes = 0;
   for (int row = 0; row < group.count;) {
-    const RowPass pass = row_pass(group, row);
-    passes += kTileVectors / pass_vectors(pass.rows, accumulators);
+    const RowPass pass = row_pass(group, row, kRowsPass);
+    passes += kTileVectors / pass_vectors(pass.rows, kAccumulators);
     row += pass.rows;
   }
   return passes;
@@ -72,8 +72,32 @@ struct PairsBlock {
   Ahead ahead;
 };
 
+// One k pair. FP32 activations go half by half: all even elements, then all odd ones, which keeps
+// no more than V weights and one broadcast beside the accumulators.
 template <class A, int M, int V>
-static void pairs_pass(const PairsBlock<A>& b) {
+SF_INLINE void pairs_step(Vec (*sum)[V], const bf16_t* weight, const A* act) {
+  if constexpr (sizeof(A) == sizeof(float)) {
+    SF_UNROLL for (int odd = 0; odd < 2; ++odd) {
+      Vec wide[V];
+      SF_UNROLL for (int v = 0; v < V; ++v) {
+        const Bits words = load_bits(weight + v * 2 * kLanes);
+        wide[v] = odd ? odd_words(words) : even_words(words);
+      }
+      SF_UNROLL for (int m = 0; m < M; ++m) {
+        const Vec x = set1(act[2 * m + odd]);
+        SF_UNROLL for (int v = 0; v < V; ++v) sum[m][v] = fma(wide[v], x, sum[m][v]);
+      }
+    }
+  } else {
+    SF_UNROLL for (int v = 0; v < V; ++v) {
+      const Bits words = load_bits(weight + v * 2 * kLanes);
+      SF_UNROLL for (int m = 0; m < M; ++m) sum[m][v] = dot_pair(sum[m][v], words, act + 2 * m);
+    }
+  }
+}
+
+template <class A, int M, int V>
+SF_NOINLINE void pairs_pass(const PairsBlock<A>& b) {
   Vec sum[M][V];
   SF_UNROLL for (int m = 0; m < M; ++m) {
     SF_UNROLL for (int v = 0; v < V; ++v) sum[m][v] = load(b.acc + m * kTileRows + v * kLanes);
@@ -84,10 +108,7 @@ static void pairs_pass(const PairsBlock<A>& b) {
   for (int i = 0; i < b.pairs; ++i) {
     prefetch(ahead);
     if constexpr (V == kTileVectors) prefetch(ahead + 64);
-    SF_UNROLL for (int v = 0; v < V; ++v) {
-      const Bits words = load_bits(weight + v * 2 * kLanes);
-      SF_UNROLL for (int m = 0; m < M; ++m) sum[m][v] = dot_pair(sum[m][v], words, act + 2 * m);
-    }
+    pairs_step<A, M, V>(sum, weight, act);
     weight += kPairWords;
     act += 2 * b.stride;
     ahead += b.ahead.step;
@@ -145,7 +166,7 @@ SF_INLINE void zero_rows(float* acc, int rows) {
 template <class A>
 static void pairs_tile(const bf16_t* weight, const A* act, int in, const RowGroup& group,
                        float* acc) {
-  const int passes = count_passes(group, kAccumulators);
+  const int passes = count_passes(group);
   const int pairs = in / 2;
   const int block = passes == 1 ? pairs : kBlockPairs;
   zero_rows(acc, group.count);
@@ -155,7 +176,7 @@ static void pairs_tile(const bf16_t* weight, const A* act, int in, const RowGrou
     const std::int64_t bytes = static_cast<std::int64_t>(count) * kPairWords * 2;
     Ahead ahead = ahead_of(at, bytes, passes, 0);
     for (int row = 0; row < group.count;) {
-      const RowPass pass = row_pass(group, row);
+      const RowPass pass = row_pass(group, row, kRowsPass);
       const A* rows = act + pass.act_rows * in +
                       (static_cast<std::int64_t>(begin) * pass.stride + pass.in_block) * 2;
       pairs_dispatch<A>({at, rows, pass.stride, count, acc + row * kTileRows, ahead}, pass.rows,

@@ -59,27 +59,25 @@ static void pack_pairs_fp32(const float* x, std::int64_t ldx, const std::int32_t
   }
 }
 
-static constexpr int kFp4RowBytes = kFp4Group * static_cast<int>(sizeof(Act));
-
-// Eight columns give the pairs (j, j + 4), j < 4: the nibbles of one 32-bit word, low half and
-// high.
+// Groups of columns in the level's own form, see fp4_pack.
 static void pack_fp4(const float* x, std::int64_t ldx, const std::int32_t* index, int rows, int k,
                      void* act) {
   const RowSource source{x, ldx, index};
+  const int groups = k / kFp4Group;
   for (int first = 0; first < rows; first += kRowBlock) {
     const int block = min_int(kRowBlock, rows - first);
-    Act* base = static_cast<Act*>(act) + static_cast<std::int64_t>(first) * k;
+    std::uint8_t* base =
+        static_cast<std::uint8_t*>(act) + static_cast<std::int64_t>(first) * groups * kFp4RowBytes;
     for (int r = 0; r < block; ++r) {
       const float* row = source_row(source, first + r);
-      Act* to = base + 2 * r;
-      for (int i = 0; i < k; i += 8) {
-        for (int j = 0; j < 4; ++j, to += 2 * block) {
-          to[0] = to_act(row[i + j]);
-          to[1] = to_act(row[i + j + 4]);
-        }
+      for (int g = 0; g < groups; ++g) {
+        fp4_pack(row + g * kFp4Group, block, r,
+                 base + static_cast<std::int64_t>(g) * block * kFp4RowBytes);
       }
     }
   }
 }
+static_assert(kFp4RowBytes <= kFp4Group * static_cast<int>(sizeof(Act)),
+              "act_bytes covers both forms");
 
 }  // namespace stepfuse::STEPFUSE_LEVEL_NS

@@ -115,7 +115,7 @@ static void fp4_linear(const Fp4Args& a) {
   for (int tile = a.tile_begin; tile < a.tile_end; ++tile) {
     for (int first = 0; first < a.rows; first += kGroupRows) {
       const RowGroup group = row_group(first, a.rows);
-      fp4_tile(fp4_at(a, tile), static_cast<const Act*>(a.act), a.in, group, acc);
+      fp4_tile(fp4_at(a, tile), a.act, a.in, group, acc);
       store_tile(acc, group, linear_out(a, tile));
     }
   }
@@ -126,7 +126,7 @@ static void fp4_scatter(const Fp4Args& a, const Scatter& scatter) {
   for (int tile = a.tile_begin; tile < a.tile_end; ++tile) {
     for (int first = 0; first < a.rows; first += kGroupRows) {
       const RowGroup group = row_group(first, a.rows);
-      fp4_tile(fp4_at(a, tile), static_cast<const Act*>(a.act), a.in, group, acc);
+      fp4_tile(fp4_at(a, tile), a.act, a.in, group, acc);
       scatter_tile(acc, group, linear_out(a, tile), scatter);
     }
   }
@@ -137,7 +137,7 @@ static void fp4_gate_up(const Fp4GateUpArgs& a) {
   for (int tile = a.tile_begin; tile < a.tile_end; ++tile) {
     for (int first = 0; first < a.rows; first += kGroupRows) {
       const RowGroup group = row_group(first, a.rows);
-      fp4_tile(fp4_at(a, tile), static_cast<const Act*>(a.act), a.in, group, acc);
+      fp4_tile(fp4_at(a, tile), a.act, a.in, group, acc);
       activate_tile(acc, group, gate_up_out(a, tile), a.activation);
     }
   }

@@ -7,7 +7,10 @@
 #include "stepfuse/kernels.h"
 
 #define SF_INLINE static inline __attribute__((always_inline))
+// An inner loop on its own, so that its registers are its own.
+#define SF_NOINLINE static __attribute__((noinline))
 #define SF_UNROLL _Pragma("GCC unroll 16")
+#define SF_ROLLED _Pragma("GCC unroll 1")
 
 namespace stepfuse::STEPFUSE_LEVEL_NS {
 
@@ -73,6 +76,11 @@ SF_INLINE Vec load_bf16_some(const bf16_t* p, int count) {
   for (int i = 0; i < count; ++i) lanes[i] = p[i];
   return load_bf16(lanes);
 }
+// The even and odd BF16 words of a vector of pairs, as FP32.
+SF_INLINE Vec even_words(Bits pairs) { return as_vec(pairs << 16); }
+SF_INLINE Vec odd_words(Bits pairs) {
+  return as_vec(pairs & static_cast<std::int32_t>(0xffff0000u));
+}
 // Rounds to nearest even; the FP32 bits of the result. A NaN stays a (quiet) NaN.
 SF_INLINE Bits round_bf16(Vec v) {
   const Bits b = as_bits(v);
@@ -101,9 +109,7 @@ SF_INLINE float from_bf16(bf16_t x) {
 }
 
 // Bytes.
-SF_INLINE Bits load_bytes(const std::uint8_t* p) {
-  return __builtin_convertvector(*reinterpret_cast<const BytesMem*>(p), Bits);
-}
+SF_INLINE Bits load_bytes(const std::uint8_t* p);  // the level's
 // E8M0 scale bytes as 2^(s-127); byte 0 is the denormal 2^-127 (255 is refused at load).
 SF_INLINE Vec load_e8m0(const std::uint8_t* p) {
   return as_vec(max_bits(load_bytes(p) << 23, set1_bits(0x00400000)));

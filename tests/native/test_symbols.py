@@ -1,4 +1,4 @@
-"""Level objects share nothing: a weak symbol could make the linker keep the copy of another level."""
+"""Level objects share nothing: of two weak symbols the linker may keep the wrong level's."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ FLAGS = {
 COMMON = ["-std=c++20", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"]
 
 
-@pytest.mark.parametrize("optimisation", ["-O0", "-O3"])
 @pytest.mark.parametrize("level", FLAGS)
-def test_a_level_object_defines_only_its_table(
-    level: str, optimisation: str, tmp_path: Path
-) -> None:
+def test_a_level_object_defines_only_its_table(level: str, tmp_path: Path) -> None:
+    # Without optimisation every inline function that is used becomes a symbol.
     compiler, nm = shutil.which("c++"), shutil.which("nm")
     if compiler is None or nm is None:
         pytest.skip("no compiler or nm here")
@@ -33,7 +31,7 @@ def test_a_level_object_defines_only_its_table(
     target = tmp_path / "level.o"
     source = NATIVE / "levels" / level / "level.cc"
     includes = [f"-I{NATIVE}", f"-I{NATIVE / 'include'}"]
-    command = [compiler, *COMMON, optimisation, *FLAGS[level], *includes, "-c", str(source)]
+    command = [compiler, *COMMON, "-O0", *FLAGS[level], *includes, "-c", str(source)]
     subprocess.run([*command, "-o", str(target)], check=True, capture_output=True)
     listing = subprocess.run(
         [nm, "-C", "--defined-only", str(target)], check=True, capture_output=True, text=True

@@ -19,8 +19,8 @@ static constexpr const char* kName = "avx512";
 // memory.
 static constexpr int kAccumulators = 16;
 static constexpr int kRowsPass = 8;
-static constexpr int kFp4Parts = 1;
-static constexpr int kFp4Vectors = 2;
+static constexpr int kFp4RowsPass = kRowsPass;
+static constexpr int kFp4Accumulators = kAccumulators;
 
 using Act = float;
 SF_INLINE Act to_act(float x) { return round_bf16_one(x); }
@@ -29,13 +29,17 @@ SF_INLINE void store_act(Act* p, Vec v) { store(p, as_vec(round_bf16(v))); }
 #include "levels/avx512/wide-inl.h"
 
 template <int M>
-SF_INLINE void fp4_dot(Vec (*part)[kFp4Parts], Bits codes, const Act* act, int stride) {
+SF_INLINE void fp4_dot(Vec* sum, Bits codes, const Act* act, int stride) {
   SF_UNROLL for (int j = 0; j < 4; ++j) {
     const Bits words = e2m1_words(shift_right(codes, 4 * j));
     SF_UNROLL for (int m = 0; m < M; ++m) {
-      part[m][0] = dot_pair(part[m][0], words, act + 2 * (j * stride + m));
+      const Act* pair = act + 2 * (j * stride + m);
+      sum[m] = fma(even_words(words), set1(pair[0]), sum[m]);
+      sum[m] = fma(odd_words(words), set1(pair[1]), sum[m]);
     }
   }
 }
+
+#include "levels/fp4-pairs-inl.h"
 
 }  // namespace stepfuse::avx512

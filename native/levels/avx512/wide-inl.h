@@ -1,15 +1,14 @@
 // What both AVX-512 levels share; included inside the level's namespace.
 SF_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 SF_INLINE float fma_one(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+SF_INLINE Bits load_bytes(const std::uint8_t* p) {
+  return reinterpret_cast<Bits>(
+      _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
 SF_INLINE float reduce_add(Vec v) {
   return reduce_quad(
       (__builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 8, 9, 10, 11)) +
       (__builtin_shufflevector(v, v, 4, 5, 6, 7) + __builtin_shufflevector(v, v, 12, 13, 14, 15)));
-}
-
-SF_INLINE Vec dot_pair(Vec acc, Bits w, const float* pair) {
-  acc = fma(as_vec(w << 16), set1(pair[0]), acc);
-  return fma(as_vec(w & static_cast<std::int32_t>(0xffff0000u)), set1(pair[1]), acc);
 }
 
 // The BF16 value of the E2M1 code in the low four bits of each 16-bit word. The look-up reads five
@@ -20,5 +19,3 @@ SF_INLINE Bits e2m1_words(Bits codes) {
       static_cast<long long>(0x40c0408040404000ull), static_cast<long long>(0x3fc03f803f000000ull));
   return reinterpret_cast<Bits>(_mm512_permutexvar_epi16(reinterpret_cast<__m512i>(codes), table));
 }
-
-SF_INLINE Vec fp4_join(const Vec* part) { return part[0]; }

@@ -17,8 +17,8 @@ static constexpr Level kLevel = Level::kAvx512Bf16;
 static constexpr const char* kName = "avx512_bf16";
 static constexpr int kAccumulators = 16;
 static constexpr int kRowsPass = 8;
-static constexpr int kFp4Parts = 1;
-static constexpr int kFp4Vectors = 2;
+static constexpr int kFp4RowsPass = kRowsPass;
+static constexpr int kFp4Accumulators = kAccumulators;
 
 using Act = bf16_t;
 SF_INLINE Act to_act(float x) { return to_bf16(x); }
@@ -33,13 +33,15 @@ SF_INLINE Vec dot_pair(Vec acc, Bits w, const bf16_t* pair) {
 }
 
 template <int M>
-SF_INLINE void fp4_dot(Vec (*part)[kFp4Parts], Bits codes, const Act* act, int stride) {
+SF_INLINE void fp4_dot(Vec* sum, Bits codes, const Act* act, int stride) {
   SF_UNROLL for (int j = 0; j < 4; ++j) {
     const Bits words = e2m1_words(shift_right(codes, 4 * j));
     SF_UNROLL for (int m = 0; m < M; ++m) {
-      part[m][0] = dot_pair(part[m][0], words, act + 2 * (j * stride + m));
+      sum[m] = dot_pair(sum[m], words, act + 2 * (j * stride + m));
     }
   }
 }
+
+#include "levels/fp4-pairs-inl.h"
 
 }  // namespace stepfuse::avx512_bf16

@@ -11,6 +11,23 @@ typedef long long __m512i __attribute__((vector_size(64), may_alias));
 typedef std::uint16_t __m512bh __attribute__((vector_size(64), may_alias));
 typedef std::uint16_t EmulatedWords __attribute__((vector_size(64), may_alias));
 
+typedef long long __m128i __attribute__((vector_size(16), may_alias));
+typedef std::uint8_t EmulatedBytes __attribute__((vector_size(16), may_alias));
+typedef std::int32_t EmulatedInts __attribute__((vector_size(64), may_alias));
+
+STEPFUSE_EMULATED __m128i _mm_loadu_si128(const __m128i* p) {
+  __m128i r;
+  __builtin_memcpy(&r, p, sizeof(r));
+  return r;
+}
+
+STEPFUSE_EMULATED __m512i _mm512_cvtepu8_epi32(__m128i bytes) {
+  const EmulatedBytes from = reinterpret_cast<EmulatedBytes>(bytes);
+  EmulatedInts r;
+  for (int i = 0; i < 16; ++i) r[i] = from[i];
+  return reinterpret_cast<__m512i>(r);
+}
+
 STEPFUSE_EMULATED __m512 _mm512_fmadd_ps(__m512 a, __m512 b, __m512 c) {
   __m512 r;
   for (int i = 0; i < 16; ++i) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
