@@ -29,6 +29,23 @@ SF_INLINE void fill_tile(const MlaArgs& a, int token, TokenTile& tile) {
   }
 }
 
+// One vector of H queries and of kScoreTokens records.
+struct ScoreStep {
+  const float* query;
+  std::int64_t query_stride;
+  const float* record;
+  int record_stride;
+};
+template <int H>
+SF_INLINE void add_scores(const ScoreStep& s, Vec (*sum)[kScoreTokens]) {
+  Vec query[H];
+  SF_UNROLL for (int h = 0; h < H; ++h) query[h] = load(s.query + h * s.query_stride);
+  SF_UNROLL for (int t = 0; t < kScoreTokens; ++t) {
+    const Vec x = load(s.record + t * s.record_stride);
+    SF_UNROLL for (int h = 0; h < H; ++h) sum[h][t] = fma(query[h], x, sum[h][t]);
+  }
+}
+
 // Scores of H heads for kScoreTokens tokens from `token` of the tile: score[h * kTokenTile + t].
 template <int H>
 SF_INLINE void score_block(const MlaArgs& a, const TokenTile& tile, int head, int token,
@@ -37,24 +54,20 @@ SF_INLINE void score_block(const MlaArgs& a, const TokenTile& tile, int head, in
   const float* record = tile.record + token * tile.stride;
   const float* q = a.q_latent + static_cast<std::int64_t>(head) * a.latent;
   for (int i = 0; i < a.latent; i += kLanes) {
-    Vec query[H];
-    SF_UNROLL for (int h = 0; h < H; ++h) query[h] = load(q + h * a.latent + i);
-    SF_UNROLL for (int t = 0; t < kScoreTokens; ++t) {
-      const Vec x = load(record + t * tile.stride + i);
-      SF_UNROLL for (int h = 0; h < H; ++h) sum[h][t] = fma(query[h], x, sum[h][t]);
-    }
+    add_scores<H>({q + i, a.latent, record + i, tile.stride}, sum);
   }
   const float* pe = a.q_pe + head * a.q_pe_stride;
-  for (int i = 0; i < a.rope; i += kLanes) {
-    Vec query[H];
-    SF_UNROLL for (int h = 0; h < H; ++h) {
-      const float* at = pe + h * a.q_pe_stride + i;
-      query[h] = a.rope - i >= kLanes ? load(at) : load_some(at, a.rope - i);
+  record += a.latent;
+  int i = 0;
+  for (; i + kLanes <= a.rope; i += kLanes) {
+    add_scores<H>({pe + i, a.q_pe_stride, record + i, tile.stride}, sum);
+  }
+  if (i < a.rope) {
+    float rest[H * kLanes];
+    for (int h = 0; h < H; ++h) {
+      store(rest + h * kLanes, load_some(pe + h * a.q_pe_stride + i, a.rope - i));
     }
-    SF_UNROLL for (int t = 0; t < kScoreTokens; ++t) {
-      const Vec x = load(record + t * tile.stride + a.latent + i);
-      SF_UNROLL for (int h = 0; h < H; ++h) sum[h][t] = fma(query[h], x, sum[h][t]);
-    }
+    add_scores<H>({rest, kLanes, record + i, tile.stride}, sum);
   }
   SF_UNROLL for (int h = 0; h < H; ++h) {
     SF_UNROLL for (int t = 0; t < kScoreTokens; ++t) {

@@ -40,12 +40,15 @@ SF_INLINE std::uint64_t octet_bytes(Bits x) {
 
 SF_INLINE void fp4_pack(const float* x, int stride, int row, void* act) {
   Vec rounded[4];
-  Vec most{};
+  Bits most{};
   for (int i = 0; i < 4; ++i) {
     rounded[i] = as_vec(round_bf16(load(x + i * kLanes)));
-    most = max(most, abs(rounded[i]));  // a NaN stays, see max
+    // Magnitudes order as integers, infinities and NaNs on top.
+    most = max_bits(most, as_bits(abs(rounded[i])));
   }
-  const float step = fp4_step(reduce_max(most));
+  std::int32_t top = 0;
+  for (int lane = 0; lane < kLanes; ++lane) top = most[lane] > top ? most[lane] : top;
+  const float step = fp4_step(bits_float(top));
   const bool usable = step == step;
   // 2^-e of a step 2^e is exact: e lies in [-126, 114].
   const Vec inverse = set1(usable ? 1.0f / step : 0.0f);
