@@ -21,7 +21,12 @@ void clear_heads(const KdaCall& call, const KdaArgs& args) {
   }
 }
 
-KdaArgs kda_args(const KdaCall& call, const SpanRow& span, std::int64_t row, Share share) {
+// Heads [begin, end) of a call.
+struct Heads {
+  int begin, end;
+};
+
+KdaArgs kda_args(const KdaCall& call, const SpanRow& span, std::int64_t row, Heads heads) {
   const std::int64_t width = static_cast<std::int64_t>(call.heads) * call.dim;
   const std::int64_t from = row * width;
   return {at<float>(call.q) + from,
@@ -39,21 +44,26 @@ KdaArgs kda_args(const KdaCall& call, const SpanRow& span, std::int64_t row, Sha
           at<float>(call.out) + from,
           call.heads,
           call.dim,
-          share.begin(call.heads),
-          share.end(call.heads),
+          heads.begin,
+          heads.end,
           call.gate_lower_bound,
           call.norm_eps};
 }
 
+void advance(const KdaCall& call, const SpanRow& span, Heads heads) {
+  for (std::int64_t i = 0; i < span.rows; ++i) {
+    const KdaArgs args = kda_args(call, span, span.start + i, heads);
+    if (i == 0 && span.cached == 0) clear_heads(call, args);
+    kernels().kda(args);
+  }
+}
+
+// A head goes through all tokens of a span before the next one starts: its state stays in cache.
 void run_kda(const KdaCall& call, Team* team) {
-  const KernelTable& table = kernels();
   auto body = [&](Share share) {
     for (int s = 0; s < call.span_count; ++s) {
-      const SpanRow& span = at<SpanRow>(call.spans)[s];
-      for (std::int64_t i = 0; i < span.rows; ++i) {
-        const KdaArgs args = kda_args(call, span, span.start + i, share);
-        if (i == 0 && span.cached == 0) clear_heads(call, args);
-        table.kda(args);
+      for (int h = share.begin(call.heads); h < share.end(call.heads); ++h) {
+        advance(call, at<SpanRow>(call.spans)[s], {h, h + 1});
       }
     }
   };

@@ -71,6 +71,10 @@ def test_what_is_not_finite_shows_in_the_record(level: str, dtype: KvDtype, bad:
     for got, at in ((kept, 3), (kept_pe, 2)):
         assert not got[0, at].isfinite()
         assert int(got.isfinite().sum()) == got.numel() - 1
+    again = view.data[int(page_list(1)[0]), :1].clone()
+    again[:, :-12] = encode(values, pe, dtype)
+    for got, at in zip(decode(again, view), (3, 2), strict=True):
+        assert not got[0, at].isfinite()
 
 
 @each_level

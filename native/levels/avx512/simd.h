@@ -20,7 +20,8 @@ static constexpr const char* kName = "avx512";
 static constexpr int kAccumulators = 16;
 static constexpr int kRowsPass = 8;
 static constexpr int kFp4RowsPass = kRowsPass;
-static constexpr int kFp4Accumulators = kAccumulators;
+// Beyond 4 the broadcasts two weight vectors share no longer fit beside the sums.
+static constexpr int kFp4Accumulators = 4;
 
 using Act = float;
 SF_INLINE Act to_act(float x) { return round_bf16_one(x); }

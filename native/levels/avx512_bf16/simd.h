@@ -18,7 +18,8 @@ static constexpr const char* kName = "avx512_bf16";
 static constexpr int kAccumulators = 16;
 static constexpr int kRowsPass = 8;
 static constexpr int kFp4RowsPass = kRowsPass;
-static constexpr int kFp4Accumulators = kAccumulators;
+// Beyond 6 the broadcasts two weight vectors share no longer fit beside the sums.
+static constexpr int kFp4Accumulators = 6;
 
 using Act = bf16_t;
 SF_INLINE Act to_act(float x) { return to_bf16(x); }

@@ -35,6 +35,8 @@ def encode(latent: Tensor, pe: Tensor, dtype: KvDtype) -> Tensor:
         return torch.cat([latent, pe], dim=-1).to(torch.bfloat16).view(torch.uint8)
     scales = torch.cat([power_scale(latent), power_scale(pe)], dim=-1)
     numbers = torch.cat([latent / scales[:, :1], pe / scales[:, 1:]], dim=-1)
+    # Some PyTorch versions cut an infinity to 448, which would hide it.
+    numbers = torch.where(numbers.isfinite(), numbers, torch.nan)
     codes = numbers.to(torch.float8_e4m3fn).view(torch.uint8)
     return torch.cat([codes, scales.contiguous().view(torch.uint8)], dim=-1)
 
