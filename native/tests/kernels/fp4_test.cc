@@ -1,4 +1,5 @@
 // MXFP4 products of every level against FP64: error bound, tile ranges, rows, what is not finite.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
