@@ -158,8 +158,8 @@ struct KernelTable {
   const char* name;
 
   std::size_t (*act_bytes)(int k, int rows);
-  // MXFP4 activations: bytes of one row's kFp4Group columns. Columns [32a, 32b) of a block of `rows`
-  // rows are contiguous from a * rows * fp4_row_bytes, so members can fill a block together.
+  // MXFP4 activations: bytes of one row's kFp4Group columns. Columns [32a, 32b) of a block of
+  // `rows` rows are contiguous from a * rows * fp4_row_bytes, so members can fill a block together.
   int fp4_row_bytes;
   // x: rows of FP32 at stride ldx. Rows are gathered by `index` when it is not null.
   void (*pack_pairs)(const float* x, std::int64_t ldx, const std::int32_t* index, int rows, int k,
