@@ -37,7 +37,7 @@ build: $(BUILD_STAMP)  ## Build the native core and install the package into .ve
 
 demo: $(BUILD_STAMP)  ## Write text with the bundled k3-tiny, then time its decode step
 	@$(BIN)/stepfuse generate k3-tiny --prompt $$'def read_lines(path):\n    """' \
-	  --max-tokens 160 --temperature 0.7 --seed 3
+	  --max-tokens 110 --temperature 0.6 --seed 2
 	@$(BIN)/stepfuse bench step k3-tiny --rows 1,2,4,8
 
 test: $(BUILD_STAMP)  ## Every test but the slow ones (10 minutes at most on 2 cores)
