@@ -1,4 +1,7 @@
-"""config.json to Geometry: real configs validate, everything else is refused by name."""
+"""config.json to Geometry: real configs validate, everything else is refused by name.
+
+Longer than the house's size: one table of keys, one place that tries each of them.
+"""
 
 from __future__ import annotations
 

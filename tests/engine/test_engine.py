@@ -1,4 +1,7 @@
-"""The engine over a fake runtime: who runs when, what comes out, and that everything is freed."""
+"""The engine over a fake runtime: who runs when, what comes out, and that everything is freed.
+
+Longer than the house's size: short tests that share one fake runtime.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""cases.md, "Loading": each line is a test with the right value."""
+"""Known ways to be wrong while loading, each a test with the right value.
+
+Longer than the house's size: the list is long, and reads best in one place.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The specialized step against the FP64 reference, and against itself in every other setting."""
+"""The specialized step against the FP64 reference, and against itself in every other setting.
+
+Longer than the house's size: every setting is compared on the same steps.
+"""
 
 from __future__ import annotations
 
