@@ -1,4 +1,4 @@
-"""cases.md, "MXFP4": scales, nibble order, odd widths, the last expert, padded tails."""
+"""Known ways to be wrong with MXFP4: scales, nibble order, odd widths, the last expert, tails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cases.md, "State, caches, reuse", as far as an engine without a prefix cache meets them."""
+"""Known ways to be wrong when state is reused, as far as an engine without a prefix cache goes."""
 
 from __future__ import annotations
 
