@@ -23,8 +23,8 @@ PATHS: list[tuple[DecodeBackend, KvDtype]] = [
 ]
 # Enough tokens that their mean loss is stable, few enough for one token per step.
 TEXTS, CHARACTERS = 4, 2500
-# Recalls are nearly all prefill, which both backends share: one in so many of them is enough.
-RECALL_ONE_IN = 4
+# Recalls are nearly all prefill, which both backends share: few of them, fewer of the long ones.
+LONG_CHARACTERS, SHORT_ONE_IN, LONG_ONE_IN = 800, 4, 24
 WITHIN = 0.005
 
 
@@ -37,7 +37,10 @@ class Quality:
 
 def chosen_tasks(tasks: Sequence[Task]) -> list[Task]:
     recalls = [task for task in tasks if task.kind == "recall"]
-    return [t for t in tasks if t.kind != "recall"] + recalls[::RECALL_ONE_IN]
+    short = [task for task in recalls if len(task.prompt) <= LONG_CHARACTERS]
+    long = [task for task in recalls if len(task.prompt) > LONG_CHARACTERS]
+    others = [task for task in tasks if task.kind != "recall"]
+    return others + short[::SHORT_ONE_IN] + long[::LONG_ONE_IN]
 
 
 @pytest.fixture(scope="module")
