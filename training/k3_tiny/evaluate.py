@@ -82,7 +82,8 @@ def accuracy(
     for item in items:
         kind = item["kind"]
         if kind == "recall":
-            kind = f"recall, gap {min(heldout.GAPS, key=lambda g: abs(g - item['gap_tokens']))}"
+            gap = max(g for g in heldout.GAPS if g <= item["gap_tokens"])
+            kind = f"recall, gap {gap}+"
         hits[kind].append(solved(model, encoding, item))
     return {k: {"instances": len(v), "accuracy": sum(v) / len(v)} for k, v in hits.items()}
 

@@ -70,11 +70,12 @@ def _tasks(encoding: tiktoken.Encoding, pieces: list[data.Piece]) -> Iterator[di
 
 
 def _filler(encoding: tiktoken.Encoding, lines: list[str], gap: int, rng: random.Random) -> str:
-    """Whole lines of a file, round its end where it is short, until there are `gap` tokens."""
-    at, count, text = rng.randrange(len(lines)), 0, ""
-    while count < gap:
-        line = lines[at % len(lines)]
-        text += line if line.endswith("\n") else f"{line}\n"
-        count += len(encoding.encode_ordinary(line))
+    """Whole lines of a file with `gap` tokens at least, or what is left of the file."""
+    if gap == 0:
+        return ""
+    at, count, text = rng.randrange(max(1, len(lines) - gap // 4)), 0, ""
+    while count < gap and at < len(lines):
+        text += lines[at]
+        count += len(encoding.encode_ordinary(lines[at]))
         at += 1
     return text
