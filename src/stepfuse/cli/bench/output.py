@@ -1,0 +1,37 @@
+"""What the bench commands share: lists of numbers in, tables and JSON out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from stepfuse.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def show(table: Table, figures: list[dict[str, object]], json_file: Path | None) -> None:
+    """Print the table; write the figures as JSON where asked."""
+    from rich.console import Console
+
+    console = Console()
+    # A narrow terminal (or none) must not cut figures.
+    console.width = max(console.width, 118)
+    console.print(table)
+    if json_file is not None:
+        json_file.write_text(json.dumps(figures, indent=1) + "\n")
+        typer.echo(f"wrote {json_file}", err=True)
+
+
+def row_list(text: str) -> tuple[int, ...]:
+    try:
+        rows = tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        rows = ()
+    if not rows or min(rows) < 1:
+        raise RequestError(f"--rows {text!r}: give whole numbers of at least 1, as in 1,2,4,8")
+    return rows
