@@ -12,22 +12,33 @@ SF_INLINE const float* source_row(const RowSource& source, int row) {
   return source.x + (source.index ? source.index[row] : row) * source.ldx;
 }
 
+// Enough for either form; only a whole number of groups has the MXFP4 form.
 static std::size_t act_bytes(int k, int rows) {
-  return (static_cast<std::size_t>(k) * static_cast<std::size_t>(rows) * sizeof(Act) + 63) / 64 *
-         64;
+  const std::size_t pairs = static_cast<std::size_t>(k) * sizeof(Act);
+  const std::size_t groups = static_cast<std::size_t>(k / kFp4Group) * kFp4RowBytes;
+  return ((pairs > groups ? pairs : groups) * static_cast<std::size_t>(rows) + 63) / 64 * 64;
 }
 
-// One row of a block of `stride` rows: pairs (k, k+1), each at distance 2 * stride.
-static void pack_row_pairs(const float* x, int k, int stride, Act* act) {
+struct Pair {
+  Act at[2];
+};
+
+// One row of a block of `stride` rows: pairs (k, k+1), each at distance `stride`.
+static void pack_row_pairs(const float* x, int k, int stride, Pair* act) {
+  int i = 0;
   if (stride == 1) {
-    int i = 0;
-    for (; i + kLanes <= k; i += kLanes) store_act(act + i, load(x + i));
-    for (; i < k; ++i) act[i] = to_act(x[i]);
-    return;
+    for (; i + kLanes <= k; i += kLanes) store_act(act[i / 2].at, load(x + i));
+  } else {
+    Pair rounded[kLanes / 2];
+    for (; i + kLanes <= k; i += kLanes) {
+      store_act(rounded[0].at, load(x + i));
+      SF_UNROLL for (int j = 0; j < kLanes / 2; ++j) {
+        act[static_cast<std::int64_t>(i / 2 + j) * stride] = rounded[j];
+      }
+    }
   }
-  for (int i = 0; i < k; i += 2, act += 2 * stride) {
-    act[0] = to_act(x[i]);
-    act[1] = to_act(x[i + 1]);
+  for (; i < k; i += 2) {
+    act[static_cast<std::int64_t>(i / 2) * stride] = {{to_act(x[i]), to_act(x[i + 1])}};
   }
 }
 
@@ -36,9 +47,9 @@ static void pack_pairs(const float* x, std::int64_t ldx, const std::int32_t* ind
   const RowSource source{x, ldx, index};
   for (int first = 0; first < rows; first += kRowBlock) {
     const int block = min_int(kRowBlock, rows - first);
-    Act* base = static_cast<Act*>(act) + static_cast<std::int64_t>(first) * k;
+    Pair* base = static_cast<Pair*>(act) + static_cast<std::int64_t>(first) * (k / 2);
     for (int r = 0; r < block; ++r) {
-      pack_row_pairs(source_row(source, first + r), k, block, base + 2 * r);
+      pack_row_pairs(source_row(source, first + r), k, block, base + r);
     }
   }
 }
@@ -77,7 +88,31 @@ static void pack_fp4(const float* x, std::int64_t ldx, const std::int32_t* index
     }
   }
 }
-static_assert(kFp4RowBytes <= kFp4Group * static_cast<int>(sizeof(Act)),
-              "act_bytes covers both forms");
+
+// Rows packed alone, one after the other, into blocks.
+static void gather_pairs(const void* alone, const std::int32_t* index, int rows, int k, void* act) {
+  const Pair* from = static_cast<const Pair*>(alone);
+  for (int first = 0; first < rows; first += kRowBlock) {
+    const int block = min_int(kRowBlock, rows - first);
+    Pair* base = static_cast<Pair*>(act) + static_cast<std::int64_t>(first) * (k / 2);
+    for (int r = 0; r < block; ++r) {
+      const Pair* row = from + static_cast<std::int64_t>(index[first + r]) * (k / 2);
+      for (int i = 0; i < k / 2; ++i) base[i * block + r] = row[i];
+    }
+  }
+}
+
+static void gather_fp4(const void* alone, const std::int32_t* index, int rows, int k, void* act) {
+  const int groups = k / kFp4Group;
+  const std::int64_t row_bytes = static_cast<std::int64_t>(groups) * kFp4RowBytes;
+  for (int first = 0; first < rows; first += kRowBlock) {
+    const int block = min_int(kRowBlock, rows - first);
+    const std::uint8_t* from[kRowBlock];
+    for (int r = 0; r < block; ++r) {
+      from[r] = static_cast<const std::uint8_t*>(alone) + index[first + r] * row_bytes;
+    }
+    fp4_gather(from, block, groups, static_cast<std::uint8_t*>(act) + first * row_bytes);
+  }
+}
 
 }  // namespace stepfuse::STEPFUSE_LEVEL_NS

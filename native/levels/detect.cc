@@ -34,8 +34,9 @@ Features read_features() {
   features.avx2 = (saved & kYmm) == kYmm && fma && f16c && bit(b, 5) && bit(b, 8);
   const bool wide = bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31);
   features.avx512 = features.avx2 && (saved & kZmm) == kZmm && wide;
+  const bool byte_products = bit(c, 11);
   const bool has_leaf1 = a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d);
-  features.avx512_bf16 = features.avx512 && has_leaf1 && bit(a, 5);
+  features.avx512_bf16 = features.avx512 && byte_products && has_leaf1 && bit(a, 5);
   return features;
 }
 

@@ -14,6 +14,19 @@ SF_INLINE void fp4_pack(const float* x, int stride, int row, void* act) {
   }
 }
 
+// Interleaves `rows` rows packed alone into one block.
+SF_INLINE void fp4_gather(const std::uint8_t* const* alone, int rows, int groups,
+                          std::uint8_t* block) {
+  for (int r = 0; r < rows; ++r) {
+    const Act* from = reinterpret_cast<const Act*>(alone[r]);
+    Act* to = reinterpret_cast<Act*>(block) + 2 * r;
+    for (int pair = 0; pair < groups * kFp4Group / 2; ++pair, from += 2, to += 2 * rows) {
+      to[0] = from[0];
+      to[1] = from[1];
+    }
+  }
+}
+
 // sum[v][m] = one group of columns, without its scale, for V weight vectors and M rows from `row`.
 template <int M, int V>
 SF_INLINE void fp4_group(const std::uint8_t* nibbles, const void* act, int stride, int row,

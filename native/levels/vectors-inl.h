@@ -137,6 +137,17 @@ SF_INLINE float reduce_max(Vec v) {
   return best;
 }
 
+SF_INLINE std::int32_t reduce_max_bits(Bits b) {
+  std::int32_t best = b[0];
+  SF_UNROLL for (int i = 1; i < kLanes; ++i) best = b[i] > best ? b[i] : best;
+  return best;
+}
+SF_INLINE std::int32_t reduce_add_bits(Bits b) {
+  std::int32_t sum = 0;
+  SF_UNROLL for (int i = 0; i < kLanes; ++i) sum += b[i];
+  return sum;
+}
+
 SF_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
 }  // namespace stepfuse::STEPFUSE_LEVEL_NS

@@ -16,8 +16,8 @@ void Builder::declare_kda() {
   kda_.beta = add("kda.beta", low, {rows, g_.kda_heads});
   kda_.f_a = add("kda.f_a", low, {rows, g_.decay_rank});
   if (g_.gate_rank > 0) kda_.g_a = add("kda.g_a", low, {rows, g_.gate_rank});
-  kda_.rank_act =
-      add_act("kda.rank_act", Sharing::kPrivate, std::max(g_.decay_rank, g_.gate_rank), rows);
+  kda_.f_act = add_act("kda.f_act", Sharing::kPrivate, g_.decay_rank, rows);
+  if (g_.gate_rank > 0) kda_.g_act = add_act("kda.g_act", Sharing::kPrivate, g_.gate_rank, rows);
   kda_.out = add("kda.out", Sharing::kShared, {rows, width});
   kda_.out_act = add_act("kda.out_act", Sharing::kShared, width, rows);
   state_cache_ = add("cache.state", Sharing::kExternal, {});
@@ -26,7 +26,7 @@ void Builder::declare_kda() {
 void Builder::kda_project(const KdaWeights& w) {
   const int width = g_.kda_heads * g_.kda_dim;
   const auto linear = [&](const bf16_t* weight, int out, Region y) {
-    return Matrix{Product::kLinear, weight, g_.hidden, out, at(x_act_), at(y), {}};
+    return Matrix{Product::kLinear, weight, g_.hidden, out, at(x_act_), at(y)};
   };
   std::vector<Matrix> matrices{linear(w.q, width, kda_.q), linear(w.k, width, kda_.k),
                                linear(w.v, width, kda_.v)};
@@ -43,16 +43,19 @@ void Builder::kda_project(const KdaWeights& w) {
     matrices.push_back(linear(w.g_a, g_.gate_rank, kda_.g_a));
     written.push_back(kda_.g_a);
   }
-  std::vector<Split> splits = split_tiles(matrices, options_.members);
-  for (std::size_t i = 0; fused_ && i < matrices.size(); ++i) {
-    splits[i] = i < wide ? split_scaled(kda_split_, g_.kda_dim / kTileRows)
-                         : split_replicated(matrices[i].tiles(), options_.members);
+  if (!fused_) {
+    products({"kda.project", std::move(matrices), {{x_act_, Use::kWhole}}, std::move(written)});
+    return;
   }
-  const int share = fused_ ? kda_share_ : program_->new_share();
+  std::vector<Split> splits;
+  for (std::size_t i = 0; i < matrices.size(); ++i) {
+    splits.push_back(i < wide ? split_scaled(kda_split_, g_.kda_dim / kTileRows)
+                              : split_replicated(matrices[i].tiles(), options_.members));
+  }
   std::vector<Use> writes;
-  for (Region region : written) writes.push_back({region, share});
-  stage({"kda.project", {{x_act_, Use::kWhole}}, std::move(writes), splits, !fused_},
-        std::make_unique<TilesTask>(kernels_, g_.activation, g_.max_rows, matrices, splits));
+  for (Region region : written) writes.push_back({region, kda_share_});
+  stage({"kda.project", {{x_act_, Use::kWhole}}, std::move(writes), splits, false},
+        std::make_unique<TilesTask>(kernels_, g_.activation, g_.max_rows, matrices, splits, -1));
 }
 
 KdaSpec Builder::kda_spec(const KdaWeights& weights) const {
@@ -74,7 +77,8 @@ KdaSpec Builder::kda_spec(const KdaWeights& weights) const {
   spec.beta = at(kda_.beta);
   spec.f_a = at(kda_.f_a);
   spec.g_a = at(kda_.g_a);
-  spec.rank_act = at(kda_.rank_act);
+  spec.f_act = at(kda_.f_act);
+  spec.g_act = at(kda_.g_act);
   spec.out = at(kda_.out);
   spec.out_act = at(kda_.out_act);
   return spec;
@@ -82,23 +86,26 @@ KdaSpec Builder::kda_spec(const KdaWeights& weights) const {
 
 void Builder::build_kda(const KdaWeights& weights, bool start) {
   kda_project(weights);
-  const int own = kda_share_;
+  // Heads in a tail belong to nobody beforehand, so their projections stand behind a barrier.
+  const int tail = fused_ ? -1 : program_->new_tail();
+  const int own = fused_ ? kda_share_ : program_->new_share();
   // The low-rank inputs are read whole: private to each member, or behind a barrier.
   std::vector<Use> reads{{kda_.q, own},    {kda_.k, own},           {kda_.v, own},
                          {kda_.beta, own}, {kda_.f_a, Use::kWhole}, {state_cache_, own}};
   std::vector<Use> writes{{kda_.decay, own},
-                          {kda_.rank_act, Use::kWhole},
+                          {kda_.f_act, Use::kWhole},
                           {kda_.out, own},
                           {kda_.out_act, own},
                           {state_cache_, own}};
   if (g_.gate_rank > 0) {
     reads.push_back({kda_.g_a, Use::kWhole});
     writes.push_back({kda_.gate, own});
+    writes.push_back({kda_.g_act, Use::kWhole});
   } else {
     reads.push_back({kda_.gate, own});
   }
-  stage({"kda.heads", std::move(reads), std::move(writes), {kda_split_}, true},
-        std::make_unique<KdaTask>(kernels_, kda_spec(weights)));
+  stage({"kda.heads", std::move(reads), std::move(writes), {kda_split_}, true, tail},
+        std::make_unique<KdaTask>(kernels_, kda_spec(weights), tail));
   residual_stage("kda.o", weights.o, g_.kda_heads * g_.kda_dim, kda_.out_act, start);
 }
 

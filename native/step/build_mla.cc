@@ -30,7 +30,7 @@ void Builder::declare_mla() {
 
 void Builder::mla_project(const MlaWeights& w) {
   const auto linear = [&](const bf16_t* weight, int out, Region y) {
-    return Matrix{Product::kLinear, weight, g_.hidden, out, at(x_act_), at(y), {}};
+    return Matrix{Product::kLinear, weight, g_.hidden, out, at(x_act_), at(y)};
   };
   std::vector<Matrix> matrices{linear(w.kv_a, g_.kv_lora + g_.rope, mla_.kv_a)};
   std::vector<Region> written{mla_.kv_a};
@@ -42,12 +42,7 @@ void Builder::mla_project(const MlaWeights& w) {
     matrices.push_back(linear(w.g, g_.mla_heads * g_.v_dim, mla_.gate));
     written.push_back(mla_.gate);
   }
-  const std::vector<Split> splits = split_tiles(matrices, options_.members);
-  const int share = program_->new_share();
-  std::vector<Use> writes;
-  for (Region region : written) writes.push_back({region, share});
-  stage({"mla.project", {{x_act_, Use::kWhole}}, std::move(writes), splits, true},
-        std::make_unique<TilesTask>(kernels_, g_.activation, g_.max_rows, matrices, splits));
+  products({"mla.project", std::move(matrices), {{x_act_, Use::kWhole}}, std::move(written)});
 }
 
 MlaSpec Builder::mla_spec(const MlaWeights& weights) const {

@@ -50,7 +50,22 @@ Region Builder::add_act(const char* name, Sharing sharing, std::int64_t k, std::
 void Builder::stage(StageText text, std::unique_ptr<Task> task) {
   const std::string prefix = layer_ < 0 ? "" : "L" + std::to_string(layer_) + ".";
   program_->add({prefix + text.name, layer_, std::move(text.reads), std::move(text.writes),
-                 std::move(text.splits), text.barrier, std::move(task)});
+                 std::move(text.splits), text.barrier, text.tail, std::move(task)});
+}
+
+void Builder::products(Products p) {
+  const int share = program_->new_share();
+  std::vector<Use> writes;
+  for (Region region : p.writes) writes.push_back({region, share});
+  for (Region region : p.adds) {
+    p.reads.push_back({region, share});
+    writes.push_back({region, share});
+  }
+  const std::vector<Split> splits = split_tiles(p.matrices, options_.members);
+  const int tail = program_->new_tail();
+  stage({p.name, std::move(p.reads), std::move(writes), splits, p.barrier, tail},
+        std::make_unique<TilesTask>(kernels_, g_.activation, g_.max_rows, std::move(p.matrices),
+                                    splits, tail));
 }
 
 void Builder::declare() {
@@ -100,6 +115,12 @@ void Builder::norm_stage(const char* name, const bf16_t* mix_norm, const bf16_t*
   if (fp32) {
     spec.act_fp32 = at(x_act32_);
     writes.push_back({x_act32_, Use::kWhole});
+    // Without a latent the experts take their rows from here.
+    if (g_.latent == 0) {
+      spec.row_act = at(moe_.row_act);
+      spec.row_form = g_.expert_format;
+      writes.push_back({moe_.row_act, Use::kWhole});
+    }
   }
   stage({name, residual_reads(), std::move(writes), {}, false},
         std::make_unique<NormTask>(std::move(spec)));
@@ -109,13 +130,9 @@ void Builder::residual_stage(const char* name, const bf16_t* weight, int in, Reg
                              bool start) {
   const Region prefix = residual_[prefix_];
   const Product product = start ? Product::kLinear : Product::kAccumulate;
-  const std::vector<Matrix> matrices{{product, weight, in, g_.hidden, at(act), at(prefix), {}}};
-  const std::vector<Split> splits = split_tiles(matrices, options_.members);
-  const int share = program_->new_share();
-  std::vector<Use> reads{{act, Use::kWhole}};
-  if (!start) reads.push_back({prefix, share});
-  stage({name, std::move(reads), {{prefix, share}}, splits, true},
-        std::make_unique<TilesTask>(kernels_, g_.activation, g_.max_rows, matrices, splits));
+  Products p{name, {{product, weight, in, g_.hidden, at(act), at(prefix)}}, {{act, Use::kWhole}}, {}};
+  (start ? p.writes : p.adds).push_back(prefix);
+  products(std::move(p));
 }
 
 void Builder::build_layer(int layer) {
@@ -142,27 +159,23 @@ void Builder::build_layer(int layer) {
 }
 
 void Builder::build_dense(const DenseWeights& weights) {
-  const std::vector<Matrix> matrices{{Product::kGateUp, weights.gate_up, g_.hidden, g_.dense_width,
-                                      at(x_act_), at(dense_h_), at(dense_act_)}};
-  const std::vector<Split> splits = split_tiles(matrices, options_.members);
-  const int share = program_->new_share();
-  stage({"dense.gate_up",
-         {{x_act_, Use::kWhole}},
-         {{dense_h_, share}, {dense_act_, share}},
-         splits,
-         true},
-        std::make_unique<TilesTask>(kernels_, g_.activation, g_.max_rows, matrices, splits));
+  products({"dense.gate_up",
+            {{Product::kGateUp, weights.gate_up, g_.hidden, g_.dense_width, at(x_act_),
+              at(dense_h_), at(dense_act_)}},
+            {{x_act_, Use::kWhole}},
+            {dense_h_, dense_act_}});
   residual_stage("dense.down", weights.down, g_.dense_width, dense_act_, false);
 }
 
 void Builder::build_head() {
   layer_ = -1;
   norm_stage("head.norm", w_.output_res_norm, w_.output_res_proj, w_.final_norm, false);
-  const std::vector<Matrix> matrices{
-      {Product::kLinear, w_.lm_head, g_.hidden, g_.vocab, at(x_act_), {}, {}}};
-  const std::vector<Split> splits = split_tiles(matrices, options_.members);
-  stage({"head.logits", {{x_act_, Use::kWhole}}, {{logits_, program_->new_share()}}, splits, false},
-        std::make_unique<TilesTask>(kernels_, g_.activation, g_.max_rows, matrices, splits));
+  Products p{"head.logits",
+             {{Product::kLinear, w_.lm_head, g_.hidden, g_.vocab, at(x_act_), {}}},
+             {{x_act_, Use::kWhole}},
+             {logits_}};
+  p.barrier = false;  // the end of the run is one
+  products(std::move(p));
 }
 
 void Builder::build() {

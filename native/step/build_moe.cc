@@ -20,7 +20,7 @@ void Builder::declare_moe() {
   }
   moe_.table = arena_->add("moe.table", Sharing::kPrivate, Element::kByte,
                            {expert_table_bytes(g_.experts, g_.top_k, g_.max_rows)});
-  moe_.row_act = add_act("moe.row_act", Sharing::kPrivate, in, rows);
+  moe_.row_act = add_act("moe.row_act", g_.latent > 0 ? Sharing::kShared : Sharing::kPrivate, in, rows);
   moe_.gather_act = add_act("moe.gather_act", Sharing::kPrivate, in, rows);
   moe_.h = add("moe.h", Sharing::kShared, {pairs, g_.expert_width});
   moe_.h_act = add_act("moe.h_act", Sharing::kShared, g_.expert_width, pairs);
@@ -41,7 +41,6 @@ ExpertsSpec Builder::experts_spec(const MoeWeights& weights) const {
   spec.activation = g_.activation;
   spec.logits = at(moe_.logits);
   spec.table = at(moe_.table);
-  spec.x = at(latent ? moe_.latent : x_);
   spec.row_act = at(moe_.row_act);
   spec.gather_act = at(moe_.gather_act);
   spec.h = at(moe_.h);
@@ -57,28 +56,23 @@ ExpertsSpec Builder::experts_spec(const MoeWeights& weights) const {
 
 void Builder::moe_front(const MoeWeights& w) {
   std::vector<Matrix> matrices{
-      {Product::kLinearFp32, w.router, g_.hidden, g_.experts, at(x_act32_), at(moe_.logits), {}}};
+      {Product::kLinearFp32, w.router, g_.hidden, g_.experts, at(x_act32_), at(moe_.logits)}};
   std::vector<Region> written{moe_.logits};
   if (g_.latent > 0) {
     matrices.push_back(
-        {Product::kLinear, w.latent_down, g_.hidden, g_.latent, at(x_act_), at(moe_.latent), {}});
-    written.push_back(moe_.latent);
+        {Product::kLinear, w.latent_down, g_.hidden, g_.latent, at(x_act_), at(moe_.latent),
+         at(moe_.row_act), g_.expert_format, true});
+    written.insert(written.end(), {moe_.latent, moe_.row_act});
   }
   if (g_.shared_width > 0) {
     matrices.push_back({Product::kGateUp, w.shared_gate_up, g_.hidden, g_.shared_width, at(x_act_),
                         at(moe_.shared_h), at(moe_.shared_act)});
     written.insert(written.end(), {moe_.shared_h, moe_.shared_act});
   }
-  const std::vector<Split> splits = split_tiles(matrices, options_.members);
-  const int share = program_->new_share();
-  std::vector<Use> writes;
-  for (Region region : written) writes.push_back({region, share});
-  stage({"moe.front",
-         {{x_act_, Use::kWhole}, {x_act32_, Use::kWhole}},
-         std::move(writes),
-         splits,
-         true},
-        std::make_unique<TilesTask>(kernels_, g_.activation, g_.max_rows, matrices, splits));
+  products({"moe.front",
+            std::move(matrices),
+            {{x_act_, Use::kWhole}, {x_act32_, Use::kWhole}},
+            std::move(written)});
 }
 
 void Builder::moe_latent_up(const MoeWeights& weights) {
@@ -102,21 +96,20 @@ void Builder::moe_latent_up(const MoeWeights& weights) {
 void Builder::build_moe(const MoeWeights& weights) {
   moe_front(weights);
   const ExpertsSpec spec = experts_spec(weights);
-  const Region input = g_.latent > 0 ? moe_.latent : x_;
   const Region sum = g_.latent > 0 ? moe_.sum : residual_[prefix_];
   stage({"moe.route", {{moe_.logits, Use::kWhole}}, {{moe_.table, Use::kWhole}}, {}, false},
         std::make_unique<RouteTask>(spec));
   const int by_unit = program_->new_share();
+  const int up_tail = program_->new_tail();
   stage({"moe.up",
-         {{moe_.table, Use::kWhole}, {input, Use::kWhole}},
-         {{moe_.row_act, Use::kWhole},
-          {moe_.gather_act, Use::kWhole},
-          {moe_.h, by_unit},
-          {moe_.h_act, by_unit}},
+         {{moe_.table, Use::kWhole}, {moe_.row_act, Use::kWhole}},
+         {{moe_.gather_act, Use::kWhole}, {moe_.h, by_unit}, {moe_.h_act, by_unit}},
          {},
-         true},
-        std::make_unique<ExpertsUpTask>(kernels_, spec));
+         true,
+         up_tail},
+        std::make_unique<ExpertsUpTask>(kernels_, spec, up_tail));
   const int by_column = program_->new_share();
+  const int down_tail = program_->new_tail();
   std::vector<Use> reads{{moe_.table, Use::kWhole}, {moe_.h_act, Use::kWhole}};
   std::vector<Use> writes{{sum, by_column}};
   if (g_.shared_width > 0) {
@@ -124,8 +117,8 @@ void Builder::build_moe(const MoeWeights& weights) {
     if (g_.latent > 0) writes.push_back({residual_[prefix_], by_column});
   }
   if (g_.latent == 0 || g_.shared_width > 0) reads.push_back({residual_[prefix_], by_column});
-  stage({"moe.down", std::move(reads), std::move(writes), {}, true},
-        std::make_unique<ExpertsDownTask>(kernels_, spec));
+  stage({"moe.down", std::move(reads), std::move(writes), {}, true, down_tail},
+        std::make_unique<ExpertsDownTask>(kernels_, spec, down_tail));
   if (g_.latent > 0) moe_latent_up(weights);
 }
 

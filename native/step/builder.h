@@ -39,11 +39,21 @@ class Builder {
     std::vector<Use> reads, writes;
     std::vector<Split> splits;
     bool barrier;
+    int tail = -1;
+  };
+  // Products whose tiles the members share by bytes, with a tail; `adds` are read and written.
+  struct Products {
+    const char* name;
+    std::vector<Matrix> matrices;
+    std::vector<Use> reads;
+    std::vector<Region> writes, adds = {};
+    bool barrier = true;
   };
 
   Region add(const char* name, Sharing sharing, std::vector<std::int64_t> shape);
   Region add_act(const char* name, Sharing sharing, std::int64_t k, std::int64_t rows);
   void stage(StageText text, std::unique_ptr<Task> task);
+  void products(Products products);
   Buffer at(Region region) const { return region < 0 ? Buffer{} : arena_->buffer(region); }
   std::vector<Use> residual_reads() const;
   // Mix, norm and pack of the residual stream into x; with `mix_norm` null there is no mix.
@@ -88,7 +98,7 @@ class Builder {
   Region x_ = -1, x_act_ = -1, x_act32_ = -1, mixed_ = -1, logits_ = -1;
   Region state_cache_ = -1, latent_cache_ = -1;
   struct {
-    Region q, k, v, gate, decay, beta, f_a, g_a = -1, rank_act, out, out_act;
+    Region q, k, v, gate, decay, beta, f_a, g_a = -1, f_act, g_act = -1, out, out_act;
   } kda_{};
   struct {
     Region q_a = -1, q_norm = -1, q_act = -1, kv_a, gate = -1, q, head_act, q_latent, kv_norm;

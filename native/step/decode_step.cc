@@ -24,6 +24,7 @@ DecodeStep::DecodeStep(StepInputs inputs) : inputs_(std::move(inputs)) {
   arena_.allocate(members);
   arena_.touch(*inputs_.team);
   builder.build();
+  tails_.prepare(members);
   fused_heads_ = builder.fused_heads();
 }
 
@@ -103,6 +104,7 @@ void DecodeStep::run_member(void* context, Member member) {
   DecodeStep& step = *static_cast<DecodeStep*>(context);
   const std::vector<Stage>& stages = step.program_.stages();
   const bool traced = step.trace_.enabled();
+  step.tails_.clear(member.index);
   for (int i = 0; i < step.until_; ++i) {
     if (traced) step.trace_.entry(i, member.index).begin_ns = clock_ns();
     stages[i].task->run(step.run_, member.index);
@@ -114,7 +116,7 @@ void DecodeStep::run_member(void* context, Member member) {
 std::int64_t DecodeStep::run(int rows, int until) {
   batch_.rows = rows;
   until_ = until;
-  run_ = {inputs_.kernels, &batch_, &views_, rows, inputs_.team->threads()};
+  run_ = {inputs_.kernels, &batch_, &views_, rows, inputs_.team->threads(), &tails_};
   const std::int64_t begin = clock_ns();
   inputs_.team->run(run_member, this);
   return clock_ns() - begin;

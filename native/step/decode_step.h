@@ -73,6 +73,7 @@ class DecodeStep {
   Arena arena_;
   Program program_;
   Trace trace_;
+  Tails tails_;
   Run run_{};
   int until_ = 0;
   bool fused_heads_ = false;

@@ -17,10 +17,14 @@ const std::uint8_t* block_of(const ExpertsSpec& spec, const ExpertTable& table, 
   return spec.weights.experts + table.expert[i] * spec.weights.expert_bytes;
 }
 
-std::int64_t down_tile_bytes(const ExpertsSpec& spec) {
-  if (spec.format == ExpertFormat::kBf16) return std::int64_t{kTileRows} * spec.width * 2;
-  return std::int64_t{kTileRows} * (spec.width / 2 + spec.width / kFp4Group);
+// Bytes of 32 output rows of `in` columns of an expert's matrix.
+std::int64_t tile_bytes(const ExpertsSpec& spec, std::int64_t in) {
+  if (spec.format == ExpertFormat::kBf16) return kTileRows * in * 2;
+  return kTileRows * (in / 2 + in / kFp4Group);
 }
+
+// Units of a share of `count` that its owner does whatever the others do.
+std::int64_t own_of(std::int64_t count) { return count - count / kTailPart; }
 
 // Counts each expert's rows, then deals the rows out in ascending order.
 void fill_table(ExpertTable* table, int experts, int top_k, int rows) {
@@ -49,10 +53,10 @@ void fill_table(ExpertTable* table, int experts, int top_k, int rows) {
 
 std::int64_t expert_table_bytes(int experts, int top_k, int rows) {
   const std::int64_t pairs = std::int64_t{rows} * top_k;
-  return static_cast<std::int64_t>(sizeof(ExpertTable)) + 4 * (6 * pairs + 1 + experts) + rows;
+  return static_cast<std::int64_t>(sizeof(ExpertTable)) + 4 * (6 * pairs + 1 + experts);
 }
 
-ExpertTable* expert_table_at(void* memory, int experts, int top_k, int rows) {
+ExpertTable* expert_table_at(void* memory, int top_k, int rows) {
   auto* table = static_cast<ExpertTable*>(memory);
   const std::int64_t pairs = std::int64_t{rows} * top_k;
   auto* words = reinterpret_cast<std::int32_t*>(table + 1);
@@ -63,13 +67,12 @@ ExpertTable* expert_table_at(void* memory, int experts, int top_k, int rows) {
   table->ids = table->row + 2 * pairs;
   table->chosen = reinterpret_cast<float*>(table->ids + pairs);
   table->tally = table->ids + 2 * pairs;
-  table->packed = reinterpret_cast<std::uint8_t*>(table->tally + experts);
   return table;
 }
 
 void RouteTask::run(const Run& run, int member) const {
   ExpertTable* table =
-      expert_table_at(spec_.table.at<void>(member), spec_.experts, spec_.top_k, spec_.max_rows);
+      expert_table_at(spec_.table.at<void>(member), spec_.top_k, spec_.max_rows);
   for (int row = 0; row < run.rows; ++row) {
     run.kernels->router_select({spec_.logits.fp32(member) + std::int64_t{row} * spec_.experts,
                                 spec_.weights.bias, table->ids + row * spec_.top_k,
@@ -77,31 +80,26 @@ void RouteTask::run(const Run& run, int member) const {
                                 spec_.scaling, spec_.renormalize});
   }
   fill_table(table, spec_.experts, spec_.top_k, run.rows);
-  std::memset(table->packed, 0, run.rows);
+  table->gathered = -1;
 }
 
-// A row's activation is packed once however many experts it goes to; only an expert with several
-// rows gathers them anew.
-const std::byte* ExpertsUpTask::activation(const Run& run, int member, const ExpertTable& table,
+// Rows were packed once, each alone; only an expert with several rows gathers them.
+const std::byte* ExpertsUpTask::activation(const Run& run, int member, ExpertTable& table,
                                            int i) const {
-  const auto pack =
-      spec_.format == ExpertFormat::kMxfp4 ? run.kernels->pack_fp4 : run.kernels->pack_pairs;
-  const float* x = spec_.x.fp32(member);
+  const std::byte* alone = spec_.row_act.at<std::byte>(member);
   const std::int32_t* rows = table.row + table.first[i];
-  if (rows_of(table, i) > 1) {
-    std::byte* act = spec_.gather_act.at<std::byte>(member);
-    pack(x, spec_.in, rows, rows_of(table, i), spec_.in, act);
-    return act;
-  }
-  std::byte* act = spec_.row_act.at<std::byte>(member) + acts_.bytes(spec_.in, rows[0]);
-  if (table.packed[rows[0]] == 0) {
-    pack(x + std::int64_t{rows[0]} * spec_.in, spec_.in, nullptr, 1, spec_.in, act);
-    table.packed[rows[0]] = 1;
+  if (rows_of(table, i) == 1) return alone + acts_.form_bytes(spec_.format, spec_.in, rows[0]);
+  std::byte* act = spec_.gather_act.at<std::byte>(member);
+  if (table.gathered != i) {
+    const auto gather = spec_.format == ExpertFormat::kMxfp4 ? run.kernels->gather_fp4
+                                                             : run.kernels->gather_pairs;
+    gather(alone, rows, rows_of(table, i), spec_.in, act);
+    table.gathered = i;
   }
   return act;
 }
 
-void ExpertsUpTask::multiply(const Run& run, int member, const ExpertTable& table, int i,
+void ExpertsUpTask::multiply(const Run& run, int member, ExpertTable& table, int i,
                              Range units) const {
   const std::byte* act = activation(run, member, table, i);
   const std::uint8_t* block = block_of(spec_, table, i);
@@ -111,38 +109,54 @@ void ExpertsUpTask::multiply(const Run& run, int member, const ExpertTable& tabl
   const int begin = units.begin * kUnitTiles;
   const int end = std::min(tiles, units.end * kUnitTiles);
   float* h = spec_.h.fp32(member) + std::int64_t{table.first[i]} * width;
-  std::byte* h_act = spec_.h_act.at<std::byte>(member) + acts_.bytes(width, table.first[i]);
-  const int k0 = units.begin * kUnitColumns;
-  const int k1 = std::min(width, units.end * kUnitColumns);
   if (spec_.format == ExpertFormat::kMxfp4) {
     run.kernels->fp4_gate_up({block + spec_.weights.w13_offset,
                               block + spec_.weights.w13_scale_offset, act, h, width, rows, spec_.in,
                               width, begin, end, spec_.activation});
-    acts_.pack_fp4(h, width, rows, width, k0, k1, h_act);
   } else {
     run.kernels->gate_up({reinterpret_cast<const bf16_t*>(block + spec_.weights.w13_offset), act, h,
                           width, rows, spec_.in, width, begin, end, spec_.activation});
-    acts_.pack_pairs(h, width, rows, width, k0, k1, h_act);
+  }
+  const Acts::Columns columns{rows, width, units.begin * kUnitColumns,
+                              std::min(width, units.end * kUnitColumns)};
+  acts_.pack(spec_.format, h, width, columns,
+             spec_.h_act.at<std::byte>(member) +
+                 acts_.form_bytes(spec_.format, width, table.first[i]));
+}
+
+void ExpertsUpTask::units(const Run& run, int member, std::int64_t begin, std::int64_t end) const {
+  ExpertTable& table = *spec_.table.at<ExpertTable>(member);
+  const int per_expert = tiles_of(spec_.width);
+  while (begin < end) {
+    const int i = static_cast<int>(begin / per_expert);
+    const int first = static_cast<int>(begin % per_expert);
+    const int last = static_cast<int>(std::min<std::int64_t>(per_expert, first + end - begin));
+    multiply(run, member, table, i, {first, last});
+    begin += last - first;
   }
 }
 
 void ExpertsUpTask::run(const Run& run, int member) const {
   const ExpertTable& table = *spec_.table.at<ExpertTable>(member);
-  const int units = tiles_of(spec_.width);
-  const std::int64_t total = std::int64_t{table.count} * units;
-  std::int64_t at = total * member / run.members;
-  const std::int64_t end = total * (member + 1) / run.members;
-  while (at < end) {
-    const int i = static_cast<int>(at / units);
-    const int first = static_cast<int>(at % units);
-    const int last = static_cast<int>(std::min<std::int64_t>(units, first + end - at));
-    multiply(run, member, table, i, {first, last});
-    at += last - first;
-  }
+  const std::int64_t total = std::int64_t{table.count} * tiles_of(spec_.width);
+  const auto begin = [&](std::int64_t owner) { return total * owner / run.members; };
+  const auto own_end = [&](int owner) {
+    return begin(owner) + own_of(begin(owner + 1) - begin(owner));
+  };
+  units(run, member, begin(member), own_end(member));
+  const std::int64_t unit_bytes = kUnitTiles * tile_bytes(spec_, spec_.in);
+  const std::int64_t chunk = std::max<std::int64_t>(1, kTailChunkBytes / unit_bytes);
+  const auto chunks = [&](int owner) {
+    return static_cast<int>((begin(owner + 1) - own_end(owner) + chunk - 1) / chunk);
+  };
+  run.tails->take(tail_, member, chunks, [&](int owner, int i) {
+    const std::int64_t first = own_end(owner) + i * chunk;
+    units(run, member, first, std::min(begin(owner + 1), first + chunk));
+  });
 }
 
-ExpertsDownTask::ExpertsDownTask(const KernelTable* kernels, ExpertsSpec spec)
-    : acts_(kernels), spec_(spec), rows_(spec.max_rows), ones_(spec.max_rows, 1.0f) {
+ExpertsDownTask::ExpertsDownTask(const KernelTable* kernels, ExpertsSpec spec, int tail)
+    : acts_(kernels), spec_(spec), tail_(tail), rows_(spec.max_rows), ones_(spec.max_rows, 1.0f) {
   std::iota(rows_.begin(), rows_.end(), 0);
 }
 
@@ -169,7 +183,7 @@ void ExpertsDownTask::routed(const Run& run, int member, const ExpertTable& tabl
     const std::uint8_t* block = block_of(spec_, table, i);
     const Scatter scatter{table.row + table.first[i], table.weight + table.first[i]};
     const std::byte* act =
-        spec_.h_act.at<std::byte>(member) + acts_.bytes(spec_.width, table.first[i]);
+        spec_.h_act.at<std::byte>(member) + acts_.form_bytes(spec_.format, spec_.width, table.first[i]);
     if (spec_.format == ExpertFormat::kMxfp4) {
       run.kernels->fp4_scatter(
           {block + spec_.weights.w2_offset, block + spec_.weights.w2_scale_offset, act, out,
@@ -184,22 +198,43 @@ void ExpertsDownTask::routed(const Run& run, int member, const ExpertTable& tabl
   }
 }
 
+// All that is added into these columns. The shared expert comes first where both are.
+void ExpertsDownTask::tiles(const Run& run, int member, const ExpertTable& table,
+                            Range tiles) const {
+  if (spec_.shared_width > 0 && !apart()) shared(run, member, tiles);
+  routed(run, member, table, tiles);
+}
+
 void ExpertsDownTask::run(const Run& run, int member) const {
   const ExpertTable& table = *spec_.table.at<ExpertTable>(member);
-  const std::int64_t routed_bytes = table.count * down_tile_bytes(spec_);
-  const std::int64_t shared_bytes = std::int64_t{kTileRows} * spec_.shared_width * 2;
-  if (spec_.out.base == spec_.prefix.base) {
-    // Both sums go to the same columns: one owner per column adds the shared part first.
-    const Job job{tiles_of(spec_.in), routed_bytes + shared_bytes};
-    const Range tiles = share_bytes(&job, 1, 0, member, run.members);
-    if (spec_.shared_width > 0) shared(run, member, tiles);
-    routed(run, member, table, tiles);
+  const auto share = [&](int units, std::int64_t owner) {
+    return Range{static_cast<int>(units * owner / run.members),
+                 static_cast<int>(units * (owner + 1) / run.members)};
+  };
+  const int columns = tiles_of(spec_.in);
+  if (apart()) {
+    tiles(run, member, table, share(columns, member));
+    const int width = tiles_of(spec_.hidden);
+    const auto count = [&](int owner) {
+      const Range range = share(width, owner);
+      return range.end - range.begin;
+    };
+    run.tails->take(tail_, member, count, [&](int owner, int i) {
+      const int tile = share(width, owner).begin + i;
+      shared(run, member, {tile, tile + 1});
+    });
     return;
   }
-  const Job jobs[2] = {{tiles_of(spec_.in), routed_bytes},
-                       {spec_.shared_width > 0 ? tiles_of(spec_.hidden) : 0, shared_bytes}};
-  routed(run, member, table, share_bytes(jobs, 2, 0, member, run.members));
-  if (spec_.shared_width > 0) shared(run, member, share_bytes(jobs, 2, 1, member, run.members));
+  const auto own_end = [&](int owner) {
+    const Range range = share(columns, owner);
+    return range.begin + static_cast<int>(own_of(range.end - range.begin));
+  };
+  tiles(run, member, table, {share(columns, member).begin, own_end(member)});
+  const auto count = [&](int owner) { return share(columns, owner).end - own_end(owner); };
+  run.tails->take(tail_, member, count, [&](int owner, int i) {
+    const int tile = own_end(owner) + i;
+    tiles(run, member, table, {tile, tile + 1});
+  });
 }
 
 }  // namespace stepfuse

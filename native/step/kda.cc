@@ -20,15 +20,23 @@ void clear_heads(const KdaSpec& spec, float* state, bf16_t* conv, Range heads) {
 
 }  // namespace
 
-void KdaTask::expand(const Run& run, int member, const bf16_t* weight, Buffer low, int rank,
-                     Buffer full) const {
-  const Range heads = spec_.split.member[member];
+// Heads a member does whatever the others do.
+Range KdaTask::own(int member) const {
+  Range heads = spec_.split.member[member];
+  if (tail_ >= 0) heads.end -= (heads.end - heads.begin) / kTailPart;
+  return heads;
+}
+
+void KdaTask::pack(const Run& run, int member, const LowRank& p) const {
+  run.kernels->pack_pairs(p.low.fp32(member), p.rank, nullptr, run.rows, p.rank,
+                          p.act.at<void>(member));
+}
+
+void KdaTask::expand(const Run& run, int member, const LowRank& p, Range heads) const {
   const int width = spec_.heads * spec_.dim;
   const int tiles = spec_.dim / kTileRows;
-  void* act = spec_.rank_act.at<void>(member);
-  run.kernels->pack_pairs(low.fp32(member), rank, nullptr, run.rows, rank, act);
-  run.kernels->linear({weight, act, full.fp32(member), width, run.rows, rank, width,
-                       heads.begin * tiles, heads.end * tiles});
+  run.kernels->linear({p.weight, p.act.at<void>(member), p.full.fp32(member), width, run.rows,
+                       p.rank, width, heads.begin * tiles, heads.end * tiles});
 }
 
 void KdaTask::advance(const Run& run, int member, int row, Range heads) const {
@@ -63,8 +71,7 @@ void KdaTask::advance(const Run& run, int member, int row, Range heads) const {
 
 // Rows of a sequence are adjacent and in token order. Several of them go head by head, so that a
 // head's state (64 KiB at full size) stays in the cache while its tokens pass.
-int KdaTask::advance_sequence(const Run& run, int member, int first) const {
-  const Range heads = spec_.split.member[member];
+int KdaTask::advance_sequence(const Run& run, int member, int first, Range heads) const {
   const std::int32_t slot = run.batch->slot[first];
   int end = first + 1;
   while (end < run.rows && run.batch->slot[end] == slot) ++end;
@@ -78,17 +85,27 @@ int KdaTask::advance_sequence(const Run& run, int member, int first) const {
   return end;
 }
 
-void KdaTask::run(const Run& run, int member) const {
-  const Range heads = spec_.split.member[member];
+void KdaTask::heads(const Run& run, int member, Range heads) const {
   if (heads.begin == heads.end) return;
-  expand(run, member, spec_.weights.f_b, spec_.f_a, spec_.decay_rank, spec_.decay);
-  if (spec_.gate_rank > 0) {
-    expand(run, member, spec_.weights.g_b, spec_.g_a, spec_.gate_rank, spec_.gate);
-  }
-  for (int row = 0; row < run.rows;) row = advance_sequence(run, member, row);
+  expand(run, member, decay(), heads);
+  if (spec_.gate_rank > 0) expand(run, member, gate(), heads);
+  for (int row = 0; row < run.rows;) row = advance_sequence(run, member, row, heads);
   const int width = spec_.heads * spec_.dim;
-  acts_.pack_pairs(spec_.out.fp32(member), width, run.rows, width, heads.begin * spec_.dim,
-                   heads.end * spec_.dim, spec_.out_act.at<std::byte>(member));
+  acts_.pack_pairs(spec_.out.fp32(member), width,
+                   {run.rows, width, heads.begin * spec_.dim, heads.end * spec_.dim},
+                   spec_.out_act.at<std::byte>(member));
+}
+
+void KdaTask::run(const Run& run, int member) const {
+  pack(run, member, decay());
+  if (spec_.gate_rank > 0) pack(run, member, gate());
+  heads(run, member, own(member));
+  if (tail_ < 0) return;
+  const auto left = [this](int owner) { return spec_.split.member[owner].end - own(owner).end; };
+  run.tails->take(tail_, member, left, [&](int owner, int i) {
+    const int head = own(owner).end + i;
+    heads(run, member, {head, head + 1});
+  });
 }
 
 }  // namespace stepfuse

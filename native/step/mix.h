@@ -34,6 +34,8 @@ struct NormSpec {
   Buffer x;         // [rows][n]
   Buffer act;       // pack_pairs of x
   Buffer act_fp32;  // pack_pairs_fp32 of x
+  Buffer row_act;   // every row of x packed alone, in `row_form`
+  ExpertFormat row_form;
 };
 
 class NormTask final : public Task {

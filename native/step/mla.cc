@@ -115,8 +115,9 @@ void MlaAttendTask::run(const Run& run, int member) const {
   for (int row = 0; row < run.rows; ++row) attend(run, member, row);
   for (int head = heads.begin; head < heads.end; ++head) values(run, member, head);
   const int width = spec_.heads * spec_.v_dim;
-  acts_.pack_pairs(spec_.out.fp32(member), width, run.rows, width, heads.begin * spec_.v_dim,
-                   heads.end * spec_.v_dim, spec_.out_act.at<std::byte>(member));
+  acts_.pack_pairs(spec_.out.fp32(member), width,
+                   {run.rows, width, heads.begin * spec_.v_dim, heads.end * spec_.v_dim},
+                   spec_.out_act.at<std::byte>(member));
 }
 
 }  // namespace stepfuse

@@ -45,6 +45,22 @@ struct Checker {
     }
   }
 
+  // Tails go round by stages that all members have left (tail.h).
+  void check_tails() const {
+    int next = 0;
+    bool alone = false;
+    for (std::size_t i = 0; i < stages.size(); ++i) {
+      const Stage& stage = stages[i];
+      const bool closed = stage.barrier || i + 1 == stages.size();
+      if (stage.tail >= 0 && !(alone && closed && stage.tail == next++)) {
+        throw std::logic_error("stage '" + stage.name + "': its tail " +
+                               std::to_string(stage.tail) +
+                               " is not the next one, or no barrier comes before or after it");
+      }
+      alone = alone || stage.barrier;
+    }
+  }
+
   void check_splits(const Stage& stage) const {
     for (const Split& split : stage.splits) {
       bool covers = static_cast<int>(split.member.size()) == members;
@@ -102,6 +118,7 @@ void Program::check(const Arena& arena, int members, const std::vector<Region>& 
   checker.check_order(std::move(written), outputs);
   for (const Stage& stage : stages_) checker.check_splits(stage);
   checker.check_races();
+  checker.check_tails();
 }
 
 }  // namespace stepfuse

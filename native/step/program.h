@@ -7,6 +7,7 @@
 
 #include "step/arena.h"
 #include "step/split.h"
+#include "step/tail.h"
 #include "stepfuse/kernels.h"
 #include "stepfuse/step.h"
 
@@ -19,6 +20,7 @@ struct Run {
   const CacheViews* caches;
   int rows;
   int members;
+  Tails* tails;
 };
 
 // The work of one stage; every member calls it with its index. It neither allocates nor throws.
@@ -44,6 +46,7 @@ struct Stage {
   std::vector<Use> writes;
   std::vector<Split> splits;  // each must cover its units exactly once (or be replicated)
   bool barrier;               // every member waits for all before the next stage
+  int tail;                   // number of its tail (tail.h), -1 without
   std::unique_ptr<Task> task;
 };
 
@@ -52,12 +55,13 @@ class Program {
   // Throws std::logic_error naming stage and region when a region is read before a stage wrote it
   // (external regions in `inputs` count as written), when a stage touches what an earlier stage
   // without a barrier between them writes or reads in another share, when members of one stage
-  // collide, when a split does not cover its units exactly once, when an output is never written,
+  // collide, when a tail stage is not between barriers, when a split does not cover its units exactly once, when an output is never written,
   // or when a region is declared and never used.
   void check(const Arena& arena, int members, const std::vector<Region>& inputs,
              const std::vector<Region>& outputs) const;
 
   int new_share() { return shares_++; }
+  int new_tail() { return tails_++; }
   Stage& add(Stage stage);
   const std::vector<Stage>& stages() const { return stages_; }
   int barriers() const;
@@ -65,6 +69,7 @@ class Program {
  private:
   std::vector<Stage> stages_;
   int shares_ = 0;
+  int tails_ = 0;
 };
 
 }  // namespace stepfuse

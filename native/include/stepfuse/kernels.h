@@ -158,6 +158,7 @@ struct KernelTable {
   const char* name;
 
   std::size_t (*act_bytes)(int k, int rows);
+  int pair_bytes;  // one row's pair of columns in the form of pack_pairs
   // MXFP4 activations: bytes of one row's kFp4Group columns. Columns [32a, 32b) of a block of
   // `rows` rows are contiguous from a * rows * fp4_row_bytes, so members can fill a block together.
   int fp4_row_bytes;
@@ -168,6 +169,10 @@ struct KernelTable {
                           int k, void* act);  // unrounded, [k/2][rows][2] FP32; 4 * k * rows bytes
   void (*pack_fp4)(const float* x, std::int64_t ldx, const std::int32_t* index, int rows, int k,
                    void* act);
+
+  // Rows packed alone (`rows` = 1), one after the other, into a buffer of rows `index`.
+  void (*gather_pairs)(const void* alone, const std::int32_t* index, int rows, int k, void* act);
+  void (*gather_fp4)(const void* alone, const std::int32_t* index, int rows, int k, void* act);
 
   void (*linear)(const LinearArgs&);
   void (*linear_fp32)(const LinearArgs&);  // act from pack_pairs_fp32

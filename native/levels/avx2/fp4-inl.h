@@ -1,32 +1,4 @@
-// MXFP4 groups in integers; included inside the level's namespace.
-//
-// Twice an E2M1 value is an integer of at most 12, so a group of 32 columns can be summed exactly:
-// the inputs (rounded to BF16) become 16-bit fixed point over a power of two, cut into two signed
-// bytes, and two byte products per instruction replace one FMA per decoded value. Inputs of at
-// least 1/64 of their group's largest keep all their bits; smaller ones are off by at most 2^-15 of
-// the largest, where BF16 itself costs 2^-9 of each.
-//
-// Activations of a group: FP32 scale [rows], int32 12 * sum of the inputs [rows], then
-// [octet][even, odd columns][rows][high byte, low byte][4].
-static constexpr int kFp4RowBytes = 8 + 2 * kFp4Group;
-// Weights are looked up with 12 added, so that they are unsigned: 24 * 128 * 2 columns * 4 octets
-// stays below 2^15.
-static constexpr int kFp4Bias = 12;
-// Largest fixed-point input: its high byte rounds to 127.
-static constexpr float kFp4Most = 32512.0f;
-
-typedef std::int32_t IntMem __attribute__((aligned(1), may_alias));
-typedef float FloatMem __attribute__((aligned(1), may_alias));
-typedef std::uint64_t OctetMem __attribute__((aligned(1), may_alias));
-
-// The power of two that brings `most` into fixed point; NaN where the group holds a NaN or
-// infinity.
-SF_INLINE float fp4_step(float most) {
-  if (!(most <= 3.4028235e38f)) return __builtin_nanf("");
-  const int exponent = (float_bits(most) >> 23) - 14;
-  const float step = bits_float((exponent < 1 ? 1 : exponent) << 23);
-  return most > kFp4Most * step ? 2.0f * step : step;
-}
+// Byte products of MXFP4 groups, eight output rows at a time; included inside the level's namespace.
 
 // Even columns, then odd ones, of eight 32-bit numbers as bytes.
 SF_INLINE std::uint64_t octet_bytes(Bits x) {
@@ -38,39 +10,14 @@ SF_INLINE std::uint64_t octet_bytes(Bits x) {
   return static_cast<std::uint64_t>(_mm_cvtsi128_si64(both));
 }
 
-SF_INLINE void fp4_pack(const float* x, int stride, int row, void* act) {
-  Vec rounded[4];
-  Bits most{};
-  for (int i = 0; i < 4; ++i) {
-    rounded[i] = as_vec(round_bf16(load(x + i * kLanes)));
-    // Magnitudes order as integers, infinities and NaNs on top.
-    most = max_bits(most, as_bits(abs(rounded[i])));
-  }
-  std::int32_t top = 0;
-  for (int lane = 0; lane < kLanes; ++lane) top = most[lane] > top ? most[lane] : top;
-  const float step = fp4_step(bits_float(top));
-  const bool usable = step == step;
-  // 2^-e of a step 2^e is exact: e lies in [-126, 114].
-  const Vec inverse = set1(usable ? 1.0f / step : 0.0f);
-  std::uint8_t* to = static_cast<std::uint8_t*>(act);
-  Bits total{};
-  for (int i = 0; i < 4; ++i) {
-    // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits.
-    const Vec shifted = rounded[i] * inverse + 12582912.0f;
-    const Bits whole = usable ? as_bits(shifted) - as_bits(set1(12582912.0f)) : Bits{};
-    const Bits high = (whole + 128) >> 8;
-    const std::uint64_t highs = octet_bytes(high), lows = octet_bytes(whole - (high << 8));
-    total += whole;
-    std::uint8_t* octet = to + 8 * stride + (i * 2 * stride + row) * 8;
-    *reinterpret_cast<OctetMem*>(octet) = (highs & 0xffffffffu) | (lows << 32);
-    *reinterpret_cast<OctetMem*>(octet + 8 * stride) = (highs >> 32) | (lows >> 32 << 32);
-  }
-  std::int32_t sum = 0;
-  for (int lane = 0; lane < kLanes; ++lane) sum += total[lane];
-  // Half: the table holds twice the E2M1 values.
-  *reinterpret_cast<FloatMem*>(to + 4 * row) = 0.5f * step;
-  *reinterpret_cast<IntMem*>(to + 4 * stride + 4 * row) = kFp4Bias * sum;
+// Per octet of one row: its even columns' high and low bytes, then its odd columns'.
+SF_INLINE void fp4_pieces(Bits high, Bits low, std::uint64_t* piece) {
+  const std::uint64_t highs = octet_bytes(high), lows = octet_bytes(low);
+  piece[0] = (highs & 0xffffffffu) | (lows << 32);
+  piece[1] = (highs >> 32) | (lows >> 32 << 32);
 }
+
+#include "levels/fp4-bytes-inl.h"
 
 SF_INLINE __m256i e2m1_doubled() {
   return _mm256_broadcastsi128_si256(
@@ -107,7 +54,7 @@ SF_INLINE void fp4_octet(Fp4Sums<M>& sums, const std::uint8_t* nibbles, const st
 template <int M>
 SF_INLINE Vec fp4_total(const Fp4Sums<M>& sums, int m, Bits bias) {
   const __m256i high_weight = _mm256_set1_epi16(256), low_weight = _mm256_set1_epi16(1);
-  Bits whole = -bias;
+  Bits whole = bias;
   SF_UNROLL for (int odd = 0; odd < 2; ++odd) {
     whole += reinterpret_cast<Bits>(_mm256_madd_epi16(sums.at[m][odd][0], high_weight));
     whole += reinterpret_cast<Bits>(_mm256_madd_epi16(sums.at[m][odd][1], low_weight));

@@ -1,10 +1,12 @@
 // Deliberately broken programs are refused, each for its own reason; the right one passes.
 #include "step/program.h"
 
+#include <atomic>
 #include <functional>
 #include <stdexcept>
 #include <string>
 
+#include "stepfuse/team.h"
 #include "tests/check.h"
 
 namespace {
@@ -35,8 +37,8 @@ struct Example {
     other = program.new_share();
   }
   void stage(const char* name, std::vector<Use> reads, std::vector<Use> writes, bool barrier,
-             std::vector<Split> splits = {}) {
-    program.add({name, 0, std::move(reads), std::move(writes), std::move(splits), barrier,
+             std::vector<Split> splits = {}, int tail = -1) {
+    program.add({name, 0, std::move(reads), std::move(writes), std::move(splits), barrier, tail,
                  std::make_unique<Nothing>()});
   }
   void head() { stage("first", {{x, Use::kWhole}}, {{a, own}}, true, {split_even(7, kMembers)}); }
@@ -130,6 +132,59 @@ void check_broken_splits() {
   refused(why, with({7, true, {{0, 7}, {0, 7}, {0, 6}}}));   // replicated, but not by all
 }
 
+void check_broken_tails() {
+  const auto numbered = [](int first, int second, bool barrier) {
+    return [=](Example& e) {
+      e.head();
+      e.stage("one", {{e.a, Use::kWhole}}, {{e.b, e.own}}, barrier, {}, first);
+      e.stage("two", {{e.b, e.own}}, {{e.c, Use::kWhole}, {e.out, e.own}}, false, {}, second);
+    };
+  };
+  refused("stage 'one': its tail 1 is not the next one", numbered(1, 2, true));
+  refused("stage 'two': its tail 0 is not the next one", numbered(0, 0, true));
+  refused("stage 'one': its tail 0", numbered(0, 1, false));  // no barrier behind it
+  refused("stage 'first': its tail 0", [](Example& e) {       // none before it
+    e.stage("first", {{e.x, Use::kWhole}}, {{e.a, e.own}}, true, {}, 0);
+    e.tail();
+  });
+}
+
+// Every chunk is taken once, whoever is slow, run after run.
+void check_tails() {
+  constexpr int kThreads = 3, kStages = 7, kRuns = 200;
+  Tails tails;
+  tails.prepare(kThreads);
+  struct Shared {
+    Tails* tails;
+    std::atomic<int> done[kStages];
+    std::atomic<bool> once{true};
+  } shared{&tails, {}};
+  const auto count = [](int owner) { return 5 * owner; };
+  Team team({kThreads, nullptr, false, 0, 0});
+  const auto task = [](void* context, Member member) {
+    Shared& s = *static_cast<Shared*>(context);
+    s.tails->clear(member.index);
+    member.barrier("clear");
+    for (int stage = 0; stage < kStages; ++stage) {
+      bool seen[kThreads][5 * kThreads] = {};
+      s.tails->take(
+          stage, member.index, [](int owner) { return 5 * owner; },
+          [&](int owner, int i) {
+            bool& mine = seen[owner][i];
+            if (mine) s.once = false;
+            mine = true;
+            s.done[stage].fetch_add(1 << (owner == 2 ? 8 : 0));
+          });
+      member.barrier("stage");
+    }
+  };
+  for (int run = 0; run < kRuns; ++run) team.run(task, &shared);
+  for (const std::atomic<int>& done : shared.done) {
+    CHECK(done == kRuns * (count(1) + (count(2) << 8)));
+  }
+  CHECK(shared.once);
+}
+
 // Any bytes, any members: the shares cover, ascend, and no share is more than a unit off.
 void check_byte_splits() {
   const std::vector<std::vector<Job>> cases = {{{112, 3584}, {224, 12288}},
@@ -192,6 +247,8 @@ int main() {
   check_right_program();
   check_broken_programs();
   check_broken_splits();
+  check_broken_tails();
+  check_tails();
   check_byte_splits();
   check_arena();
   return stepfuse::test::report();
