@@ -14,7 +14,7 @@ struct Fp4Block {
   const std::uint8_t* act;  // the row block at the first group
   int stride, in_block, groups;
   float* acc;
-  Ahead ahead;
+  const std::uint8_t* ahead;  // what the level prefetches, at the nibbles' own pace
 };
 
 // Tile vectors a pass sums side by side.
@@ -26,12 +26,12 @@ SF_NOINLINE void fp4_pass(const Fp4Block& b) {
   const std::uint8_t* nibbles = b.nibbles;
   const std::uint8_t* scales = b.scales;
   const std::uint8_t* act = b.act;
-  const char* ahead = b.ahead.at;
+  const std::uint8_t* ahead = b.ahead;
   for (int g = 0; g < b.groups; ++g) {
-    for (std::int64_t line = 0; line < b.ahead.step; line += 64) prefetch(ahead + line);
     for (int v = 0; v < kTileVectors; v += kVectors) {
       Vec sum[kVectors][M];
-      fp4_group<M, kVectors>(nibbles + v * 4 * kLanes, act, b.stride, b.in_block, sum);
+      const int at = v * 4 * kLanes;
+      fp4_group<M, kVectors>({nibbles + at, ahead + at}, {act, b.stride, b.in_block}, sum);
       SF_UNROLL for (int u = 0; u < kVectors; ++u) {
         const Vec scale = load_e8m0(scales + (v + u) * kLanes);
         SF_UNROLL for (int m = 0; m < M; ++m) {
@@ -43,7 +43,7 @@ SF_NOINLINE void fp4_pass(const Fp4Block& b) {
     nibbles += kGroupBytes;
     scales += kTileRows;
     act += b.stride * kFp4RowBytes;
-    ahead += b.ahead.step;
+    ahead += kGroupBytes;
   }
 }
 
@@ -90,7 +90,7 @@ static void fp4_tile(const Fp4Tile& tile, const void* act, int in, const RowGrou
     const int count = min_int(block, groups - begin);
     const std::uint8_t* at = tile.nibbles + static_cast<std::int64_t>(begin) * kGroupBytes;
     const std::uint8_t* scales = tile.scales + static_cast<std::int64_t>(begin) * kTileRows;
-    Ahead ahead{reinterpret_cast<const char*>(at) + kPrefetchBytes, kGroupBytes / passes};
+    const std::uint8_t* ahead = at + (passes == 1 ? kPrefetchBytes : block * kGroupBytes);
     for (int row = 0; row < group.count;) {
       const RowPass pass = row_pass(group, row, kFp4RowsPass);
       const std::uint8_t* rows =
@@ -99,7 +99,7 @@ static void fp4_tile(const Fp4Tile& tile, const void* act, int in, const RowGrou
       fp4_dispatch(
           {at, scales, rows, pass.stride, pass.in_block, count, acc + row * kTileRows, ahead},
           pass.rows);
-      ahead.at += ahead.step * count;
+      ahead = at;  // the first pass has fetched the next block: the others look where they are
       row += pass.rows;
     }
   }

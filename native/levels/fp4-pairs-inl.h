@@ -29,15 +29,16 @@ SF_INLINE void fp4_gather(const std::uint8_t* const* alone, int rows, int groups
 
 // sum[v][m] = one group of columns, without its scale, for V weight vectors and M rows from `row`.
 template <int M, int V>
-SF_INLINE void fp4_group(const std::uint8_t* nibbles, const void* act, int stride, int row,
-                         Vec (*sum)[M]) {
-  const Act* rows = static_cast<const Act*>(act) + 2 * row;
+SF_INLINE void fp4_group(const Fp4Weights& weights, const Fp4Rows& rows, Vec (*sum)[M]) {
+  const std::uint8_t* nibbles = weights.nibbles;
+  const Act* act = reinterpret_cast<const Act*>(rows.act) + 2 * rows.row;
   SF_UNROLL for (int v = 0; v < V; ++v) { SF_UNROLL for (int m = 0; m < M; ++m) sum[v][m] = Vec{}; }
   for (int octet = 0; octet < kFp4Group / 8; ++octet) {
     SF_UNROLL for (int v = 0; v < V; ++v) {
-      fp4_dot<M>(sum[v], load_bits(nibbles + v * 4 * kLanes), rows, stride);
+      fp4_dot<M>(sum[v], load_bits(nibbles + v * 4 * kLanes), act, rows.stride);
     }
+    prefetch_octet<V>(weights, octet);
     nibbles += 4 * kTileRows;
-    rows += 8 * stride;
+    act += 8 * rows.stride;
   }
 }

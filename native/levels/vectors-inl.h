@@ -150,4 +150,23 @@ SF_INLINE std::int32_t reduce_add_bits(Bits b) {
 
 SF_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
+// What the level's fp4_group reads.
+// Nibbles of one group from some lane on, [octet][kTileRows][4], and what to prefetch beside them.
+struct Fp4Weights {
+  const std::uint8_t* nibbles;
+  const std::uint8_t* ahead;
+};
+// A block of `stride` rows at that group, from `row` on.
+struct Fp4Rows {
+  const std::uint8_t* act;
+  int stride, row;
+};
+// The lines beside one octet of V weight vectors.
+template <int V>
+SF_INLINE void prefetch_octet(const Fp4Weights& weights, int octet) {
+  for (int byte = 0; byte < V * 4 * kLanes; byte += 64) {
+    prefetch(weights.ahead + octet * 4 * kTileRows + byte);
+  }
+}
+
 }  // namespace stepfuse::STEPFUSE_LEVEL_NS

@@ -31,7 +31,8 @@ class Acts {
             std::byte* act) const {
     if (c.k0 >= c.k1) return;
     for (int r = 0; r < c.rows; r += kRowBlock) {
-      pack_block(form_of(format), x + r * ldx, ldx, {std::min(kRowBlock, c.rows - r), c.k, c.k0, c.k1},
+      pack_block(form_of(format), x + r * ldx, ldx,
+                 {std::min(kRowBlock, c.rows - r), c.k, c.k0, c.k1},
                  act + form_bytes(format, c.k, r));
     }
   }

@@ -130,7 +130,8 @@ void Builder::residual_stage(const char* name, const bf16_t* weight, int in, Reg
                              bool start) {
   const Region prefix = residual_[prefix_];
   const Product product = start ? Product::kLinear : Product::kAccumulate;
-  Products p{name, {{product, weight, in, g_.hidden, at(act), at(prefix)}}, {{act, Use::kWhole}}, {}};
+  Products p{
+      name, {{product, weight, in, g_.hidden, at(act), at(prefix)}}, {{act, Use::kWhole}}, {}};
   (start ? p.writes : p.adds).push_back(prefix);
   products(std::move(p));
 }

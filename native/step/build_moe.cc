@@ -20,7 +20,8 @@ void Builder::declare_moe() {
   }
   moe_.table = arena_->add("moe.table", Sharing::kPrivate, Element::kByte,
                            {expert_table_bytes(g_.experts, g_.top_k, g_.max_rows)});
-  moe_.row_act = add_act("moe.row_act", g_.latent > 0 ? Sharing::kShared : Sharing::kPrivate, in, rows);
+  moe_.row_act =
+      add_act("moe.row_act", g_.latent > 0 ? Sharing::kShared : Sharing::kPrivate, in, rows);
   moe_.gather_act = add_act("moe.gather_act", Sharing::kPrivate, in, rows);
   moe_.h = add("moe.h", Sharing::kShared, {pairs, g_.expert_width});
   moe_.h_act = add_act("moe.h_act", Sharing::kShared, g_.expert_width, pairs);
@@ -59,9 +60,8 @@ void Builder::moe_front(const MoeWeights& w) {
       {Product::kLinearFp32, w.router, g_.hidden, g_.experts, at(x_act32_), at(moe_.logits)}};
   std::vector<Region> written{moe_.logits};
   if (g_.latent > 0) {
-    matrices.push_back(
-        {Product::kLinear, w.latent_down, g_.hidden, g_.latent, at(x_act_), at(moe_.latent),
-         at(moe_.row_act), g_.expert_format, true});
+    matrices.push_back({Product::kLinear, w.latent_down, g_.hidden, g_.latent, at(x_act_),
+                        at(moe_.latent), at(moe_.row_act), g_.expert_format, true});
     written.insert(written.end(), {moe_.latent, moe_.row_act});
   }
   if (g_.shared_width > 0) {

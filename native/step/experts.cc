@@ -71,8 +71,7 @@ ExpertTable* expert_table_at(void* memory, int top_k, int rows) {
 }
 
 void RouteTask::run(const Run& run, int member) const {
-  ExpertTable* table =
-      expert_table_at(spec_.table.at<void>(member), spec_.top_k, spec_.max_rows);
+  ExpertTable* table = expert_table_at(spec_.table.at<void>(member), spec_.top_k, spec_.max_rows);
   for (int row = 0; row < run.rows; ++row) {
     run.kernels->router_select({spec_.logits.fp32(member) + std::int64_t{row} * spec_.experts,
                                 spec_.weights.bias, table->ids + row * spec_.top_k,
@@ -91,8 +90,8 @@ const std::byte* ExpertsUpTask::activation(const Run& run, int member, ExpertTab
   if (rows_of(table, i) == 1) return alone + acts_.form_bytes(spec_.format, spec_.in, rows[0]);
   std::byte* act = spec_.gather_act.at<std::byte>(member);
   if (table.gathered != i) {
-    const auto gather = spec_.format == ExpertFormat::kMxfp4 ? run.kernels->gather_fp4
-                                                             : run.kernels->gather_pairs;
+    const auto gather =
+        spec_.format == ExpertFormat::kMxfp4 ? run.kernels->gather_fp4 : run.kernels->gather_pairs;
     gather(alone, rows, rows_of(table, i), spec_.in, act);
     table.gathered = i;
   }
@@ -119,9 +118,9 @@ void ExpertsUpTask::multiply(const Run& run, int member, ExpertTable& table, int
   }
   const Acts::Columns columns{rows, width, units.begin * kUnitColumns,
                               std::min(width, units.end * kUnitColumns)};
-  acts_.pack(spec_.format, h, width, columns,
-             spec_.h_act.at<std::byte>(member) +
-                 acts_.form_bytes(spec_.format, width, table.first[i]));
+  acts_.pack(
+      spec_.format, h, width, columns,
+      spec_.h_act.at<std::byte>(member) + acts_.form_bytes(spec_.format, width, table.first[i]));
 }
 
 void ExpertsUpTask::units(const Run& run, int member, std::int64_t begin, std::int64_t end) const {
@@ -182,8 +181,8 @@ void ExpertsDownTask::routed(const Run& run, int member, const ExpertTable& tabl
   for (int i = 0; i < table.count; ++i) {
     const std::uint8_t* block = block_of(spec_, table, i);
     const Scatter scatter{table.row + table.first[i], table.weight + table.first[i]};
-    const std::byte* act =
-        spec_.h_act.at<std::byte>(member) + acts_.form_bytes(spec_.format, spec_.width, table.first[i]);
+    const std::byte* act = spec_.h_act.at<std::byte>(member) +
+                           acts_.form_bytes(spec_.format, spec_.width, table.first[i]);
     if (spec_.format == ExpertFormat::kMxfp4) {
       run.kernels->fp4_scatter(
           {block + spec_.weights.w2_offset, block + spec_.weights.w2_scale_offset, act, out,

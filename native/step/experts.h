@@ -9,15 +9,15 @@ namespace stepfuse {
 // The step's distinct experts, ascending, each with its rows ascending: built by every member for
 // itself in its private region. The arrays follow this header in the region.
 struct ExpertTable {
-  std::int32_t count;    // distinct experts
-  std::int32_t* expert;  // [count]
-  std::int32_t* first;   // [count + 1]: rows of expert i are [first[i], first[i + 1])
-  std::int32_t* row;     // [pairs]
-  float* weight;         // [pairs]
-  std::int32_t* ids;     // [rows][k], scratch of the choice
-  float* chosen;         // [rows][k]
-  std::int32_t* tally;   // [experts]
-  std::int32_t gathered; // place of the expert whose rows are in gather_act, or -1
+  std::int32_t count;     // distinct experts
+  std::int32_t* expert;   // [count]
+  std::int32_t* first;    // [count + 1]: rows of expert i are [first[i], first[i + 1])
+  std::int32_t* row;      // [pairs]
+  float* weight;          // [pairs]
+  std::int32_t* ids;      // [rows][k], scratch of the choice
+  float* chosen;          // [rows][k]
+  std::int32_t* tally;    // [experts]
+  std::int32_t gathered;  // place of the expert whose rows are in gather_act, or -1
 };
 
 // Bytes of a table for `rows` rows.

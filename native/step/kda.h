@@ -39,8 +39,12 @@ class KdaTask final : public Task {
   void heads(const Run& run, int member, Range heads) const;
   void advance(const Run& run, int member, int row, Range heads) const;
   int advance_sequence(const Run& run, int member, int first, Range heads) const;
-  LowRank decay() const { return {spec_.weights.f_b, spec_.f_a, spec_.f_act, spec_.decay, spec_.decay_rank}; }
-  LowRank gate() const { return {spec_.weights.g_b, spec_.g_a, spec_.g_act, spec_.gate, spec_.gate_rank}; }
+  LowRank decay() const {
+    return {spec_.weights.f_b, spec_.f_a, spec_.f_act, spec_.decay, spec_.decay_rank};
+  }
+  LowRank gate() const {
+    return {spec_.weights.g_b, spec_.g_a, spec_.g_act, spec_.gate, spec_.gate_rank};
+  }
 
   Acts acts_;
   KdaSpec spec_;

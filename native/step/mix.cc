@@ -46,8 +46,8 @@ void NormTask::run(const Run& run, int member) const {
   }
   if (spec_.row_act.base != nullptr) {
     // In either form rows packed alone, one after the other, are one long row.
-    const auto pack = spec_.row_form == ExpertFormat::kMxfp4 ? run.kernels->pack_fp4
-                                                             : run.kernels->pack_pairs;
+    const auto pack =
+        spec_.row_form == ExpertFormat::kMxfp4 ? run.kernels->pack_fp4 : run.kernels->pack_pairs;
     pack(x, 0, nullptr, 1, run.rows * n, spec_.row_act.at<void>(member));
   }
   if (spec_.act_fp32.base != nullptr) {

@@ -55,8 +55,8 @@ class Program {
   // Throws std::logic_error naming stage and region when a region is read before a stage wrote it
   // (external regions in `inputs` count as written), when a stage touches what an earlier stage
   // without a barrier between them writes or reads in another share, when members of one stage
-  // collide, when a tail stage is not between barriers, when a split does not cover its units exactly once, when an output is never written,
-  // or when a region is declared and never used.
+  // collide, when a tail stage is not between barriers, when a split does not cover its units
+  // exactly once, when an output is never written, or when a region is declared and never used.
   void check(const Arena& arena, int members, const std::vector<Region>& inputs,
              const std::vector<Region>& outputs) const;
 

@@ -1,4 +1,5 @@
-// Byte products of MXFP4 groups, eight output rows at a time; included inside the level's namespace.
+// Byte products of MXFP4 groups, eight output rows at a time; included inside the level's
+// namespace.
 
 // Even columns, then odd ones, of eight 32-bit numbers as bytes.
 SF_INLINE std::uint64_t octet_bytes(Bits x) {
@@ -64,24 +65,25 @@ SF_INLINE Vec fp4_total(const Fp4Sums<M>& sums, int m, Bits bias) {
 
 // sum[0][m] = one group of columns, without its scale, for one weight vector and M rows from `row`.
 template <int M, int V>
-SF_INLINE void fp4_group(const std::uint8_t* nibbles, const void* act, int stride, int row,
-                         Vec (*sum)[M]) {
+SF_INLINE void fp4_group(const Fp4Weights& weights, const Fp4Rows& rows, Vec (*sum)[M]) {
   static_assert(V == 1, "one weight vector of two rows fills the registers");
-  const std::uint8_t* head = static_cast<const std::uint8_t*>(act);
-  const std::uint8_t* bytes = head + 8 * stride + 8 * row;
+  const int stride = rows.stride;
+  const std::uint8_t* bytes = rows.act + 8 * (stride + rows.row);
   Fp4Sums<M> sums = {};
   if constexpr (M == 1) {
     SF_UNROLL for (int octet = 0; octet < kFp4Group / 8; ++octet) {
-      fp4_octet(sums, nibbles + octet * 4 * kTileRows, bytes + octet * 16 * stride, stride);
+      prefetch_octet<V>(weights, octet);
+      fp4_octet(sums, weights.nibbles + octet * 4 * kTileRows, bytes + octet * 16 * stride, stride);
     }
   } else {
     // Rolled: unrolled, the compiler spreads the sums over more registers than there are.
     SF_ROLLED for (int octet = 0; octet < kFp4Group / 8; ++octet) {
-      fp4_octet(sums, nibbles + octet * 4 * kTileRows, bytes + octet * 16 * stride, stride);
+      prefetch_octet<V>(weights, octet);
+      fp4_octet(sums, weights.nibbles + octet * 4 * kTileRows, bytes + octet * 16 * stride, stride);
     }
   }
   SF_UNROLL for (int m = 0; m < M; ++m) {
-    const std::uint8_t* own = head + 4 * (row + m);
+    const std::uint8_t* own = rows.act + 4 * (rows.row + m);
     const Bits bias = set1_bits(*reinterpret_cast<const IntMem*>(own + 4 * stride));
     sum[0][m] = fp4_total(sums, m, bias) * set1(*reinterpret_cast<const FloatMem*>(own));
   }

@@ -37,8 +37,7 @@ SF_INLINE void fp4_octet(Fp4Sums<M, V>& sums, const std::uint8_t* nibbles, const
       const __m512i weight = _mm512_shuffle_epi8(e2m1_doubled(), _mm512_and_si512(code, mask));
       SF_UNROLL for (int m = 0; m < M; ++m) {
         const IntMem* from = reinterpret_cast<const IntMem*>(act + 8 * (odd * stride + m));
-        sums.high[v][m] =
-            _mm512_dpbusd_epi32(sums.high[v][m], weight, _mm512_set1_epi32(from[0]));
+        sums.high[v][m] = _mm512_dpbusd_epi32(sums.high[v][m], weight, _mm512_set1_epi32(from[0]));
         sums.low[v][m] = _mm512_dpbusd_epi32(sums.low[v][m], weight, _mm512_set1_epi32(from[1]));
       }
     }
@@ -48,10 +47,10 @@ SF_INLINE void fp4_octet(Fp4Sums<M, V>& sums, const std::uint8_t* nibbles, const
 // sum[v][m] = one group of columns, without its scale, for V weight vectors and M rows from `row`.
 // The integer sum is exact: below 12 * 32 * 32640 < 2^24.
 template <int M, int V>
-SF_INLINE void fp4_group(const std::uint8_t* nibbles, const void* act, int stride, int row,
-                         Vec (*sum)[M]) {
-  const std::uint8_t* own = static_cast<const std::uint8_t*>(act) + 4 * row;
-  const std::uint8_t* bytes = static_cast<const std::uint8_t*>(act) + 8 * (stride + row);
+SF_INLINE void fp4_group(const Fp4Weights& weights, const Fp4Rows& rows, Vec (*sum)[M]) {
+  const int stride = rows.stride;
+  const std::uint8_t* own = rows.act + 4 * rows.row;
+  const std::uint8_t* bytes = rows.act + 8 * (stride + rows.row);
   Fp4Sums<M, V> sums;
   SF_UNROLL for (int m = 0; m < M; ++m) {
     const Bits bias = set1_bits(*reinterpret_cast<const IntMem*>(own + 4 * (stride + m)));
@@ -61,13 +60,14 @@ SF_INLINE void fp4_group(const std::uint8_t* nibbles, const void* act, int strid
     }
   }
   SF_UNROLL for (int octet = 0; octet < kFp4Group / 8; ++octet) {
-    fp4_octet(sums, nibbles + octet * 4 * kTileRows, bytes + octet * 16 * stride, stride);
+    prefetch_octet<V>(weights, octet);
+    fp4_octet(sums, weights.nibbles + octet * 4 * kTileRows, bytes + octet * 16 * stride, stride);
   }
   SF_UNROLL for (int m = 0; m < M; ++m) {
     const Vec scale = set1(*reinterpret_cast<const FloatMem*>(own + 4 * m));
     SF_UNROLL for (int v = 0; v < V; ++v) {
-      const Bits whole = (reinterpret_cast<Bits>(sums.high[v][m]) << 8) +
-                         reinterpret_cast<Bits>(sums.low[v][m]);
+      const Bits whole =
+          (reinterpret_cast<Bits>(sums.high[v][m]) << 8) + reinterpret_cast<Bits>(sums.low[v][m]);
       sum[v][m] = __builtin_convertvector(whole, Vec) * scale;
     }
   }
