@@ -61,3 +61,70 @@ STEPFUSE_EMULATED __m512 _mm512_dpbf16_ps(__m512 acc, __m512bh a, __m512bh b) {
   }
   return acc;
 }
+
+typedef std::uint8_t EmulatedWideBytes __attribute__((vector_size(64), may_alias));
+typedef std::int32_t EmulatedFourInts __attribute__((vector_size(16), may_alias));
+
+STEPFUSE_EMULATED void _mm_storeu_si128(__m128i* p, __m128i v) {
+  __builtin_memcpy(p, &v, sizeof(v));
+}
+STEPFUSE_EMULATED __m128i _mm_set_epi8(char p, char o, char n, char m, char l, char k, char j,
+                                       char i, char h, char g, char f, char e, char d, char c,
+                                       char b, char a) {
+  const char bytes[16] = {a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p};
+  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
+}
+// A set top bit gives zero; four index bits count.
+STEPFUSE_EMULATED __m128i _mm_shuffle_epi8(__m128i from, __m128i order) {
+  const EmulatedBytes bytes = reinterpret_cast<EmulatedBytes>(from);
+  const EmulatedBytes at = reinterpret_cast<EmulatedBytes>(order);
+  EmulatedBytes r;
+  for (int i = 0; i < 16; ++i) r[i] = at[i] & 0x80 ? std::uint8_t{0} : bytes[at[i] & 15];
+  return reinterpret_cast<__m128i>(r);
+}
+STEPFUSE_EMULATED __m128i _mm_unpacklo_epi32(__m128i a, __m128i b) {
+  return reinterpret_cast<__m128i>(__builtin_shufflevector(
+      reinterpret_cast<EmulatedFourInts>(a), reinterpret_cast<EmulatedFourInts>(b), 0, 4, 1, 5));
+}
+STEPFUSE_EMULATED __m128i _mm_unpackhi_epi32(__m128i a, __m128i b) {
+  return reinterpret_cast<__m128i>(__builtin_shufflevector(
+      reinterpret_cast<EmulatedFourInts>(a), reinterpret_cast<EmulatedFourInts>(b), 2, 6, 3, 7));
+}
+STEPFUSE_EMULATED __m128i _mm512_cvtepi32_epi8(__m512i v) {
+  const EmulatedInts from = reinterpret_cast<EmulatedInts>(v);
+  EmulatedBytes r;
+  for (int i = 0; i < 16; ++i) r[i] = static_cast<std::uint8_t>(from[i]);
+  return reinterpret_cast<__m128i>(r);
+}
+STEPFUSE_EMULATED __m512i _mm512_set1_epi8(char x) {
+  EmulatedWideBytes r;
+  for (int i = 0; i < 64; ++i) r[i] = static_cast<std::uint8_t>(x);
+  return reinterpret_cast<__m512i>(r);
+}
+STEPFUSE_EMULATED __m512i _mm512_set1_epi32(int x) {
+  EmulatedInts r;
+  for (int i = 0; i < 16; ++i) r[i] = x;
+  return reinterpret_cast<__m512i>(r);
+}
+STEPFUSE_EMULATED __m512i _mm512_srli_epi16(__m512i v, unsigned count) {
+  return reinterpret_cast<__m512i>(reinterpret_cast<EmulatedWords>(v) >> count);
+}
+STEPFUSE_EMULATED __m512i _mm512_and_si512(__m512i a, __m512i b) { return a & b; }
+// Sixteen-byte quarters look up their own quarter of the table.
+STEPFUSE_EMULATED __m512i _mm512_shuffle_epi8(__m512i table, __m512i order) {
+  const EmulatedWideBytes bytes = reinterpret_cast<EmulatedWideBytes>(table);
+  const EmulatedWideBytes at = reinterpret_cast<EmulatedWideBytes>(order);
+  EmulatedWideBytes r;
+  for (int i = 0; i < 64; ++i) {
+    r[i] = at[i] & 0x80 ? std::uint8_t{0} : bytes[i / 16 * 16 + (at[i] & 15)];
+  }
+  return reinterpret_cast<__m512i>(r);
+}
+// Unsigned bytes of `a` times signed bytes of `b`, four products into each sum, wrapping.
+STEPFUSE_EMULATED __m512i _mm512_dpbusd_epi32(__m512i sums, __m512i a, __m512i b) {
+  EmulatedInts r = reinterpret_cast<EmulatedInts>(sums);
+  const EmulatedWideBytes left = reinterpret_cast<EmulatedWideBytes>(a);
+  const EmulatedWideBytes right = reinterpret_cast<EmulatedWideBytes>(b);
+  for (int i = 0; i < 64; ++i) r[i / 4] += left[i] * static_cast<std::int8_t>(right[i]);
+  return reinterpret_cast<__m512i>(r);
+}
