@@ -31,7 +31,7 @@ const KernelTable* table_named(const std::string& name) {
 }
 
 void make_step(DecodeStep* self, const nb::dict& geometry, const nb::dict& weights, Team& team,
-               const std::string& level, int fuse_heads) {
+               const std::string& level, bool fuse_heads) {
   StepInputs inputs = read_step_inputs(geometry, weights);
   inputs.kernels = table_named(level);
   inputs.team = &team;
@@ -149,7 +149,7 @@ nb::object region(nb::handle self, const std::string& name) {
 void bind_step(nb::module_& m) {
   nb::class_<DecodeStep>(m, "Step")
       .def("__init__", &make_step, nb::arg("geometry"), nb::arg("weights"), nb::arg("team"),
-           nb::arg("level"), nb::arg("fuse_heads") = -1, nb::keep_alive<1, 4>())
+           nb::arg("level"), nb::arg("fuse_heads") = false, nb::keep_alive<1, 4>())
       .def("bind_caches", &bind_caches, nb::arg("latent"), nb::arg("state"), nb::arg("pages"),
            nb::arg("slots"))
       .def("bind_batch", &bind_batch, nb::arg("token"), nb::arg("position"), nb::arg("slot"),

@@ -8,14 +8,6 @@ namespace {
 
 constexpr int kSnapshotsMax = 250;
 
-// Projecting own heads repeats the low-rank inputs per member and gives whole heads to members.
-bool heads_fuse_well(const Geometry& g, int members) {
-  const std::int64_t most = (g.kda_heads + members - 1) / members;
-  const bool balanced = most * members * 10 <= std::int64_t{g.kda_heads} * 11;
-  const std::int64_t repeated = std::int64_t{members - 1} * (g.decay_rank + g.gate_rank);
-  return balanced && repeated * 20 <= std::int64_t{4} * g.kda_heads * g.kda_dim;
-}
-
 }  // namespace
 
 Builder::Builder(const Geometry& geometry, const ModelWeights& weights, const KernelTable* kernels,
@@ -30,8 +22,7 @@ Builder::Builder(const Geometry& geometry, const ModelWeights& weights, const Ke
     (w_.layer[i].is_mla ? any_mla_ : any_kda_) = true;
     (w_.layer[i].is_dense ? any_dense_ : any_moe_) = true;
   }
-  fused_ =
-      options_.fuse_heads < 0 ? heads_fuse_well(g_, options_.members) : options_.fuse_heads != 0;
+  fused_ = options_.fuse_heads;
   kda_share_ = program_->new_share();
   mla_share_ = program_->new_share();
   kda_split_ = split_even(g_.kda_heads, options_.members);

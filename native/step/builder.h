@@ -16,10 +16,9 @@ namespace stepfuse {
 
 struct BuildOptions {
   int members;
-  // KDA projections of own heads without a barrier before the state update (the low-rank inputs are
-  // then computed by every member): 1 yes, 0 no (tiles by bytes, one barrier more), -1: yes where
-  // heads divide well and the repeated work is small.
-  int fuse_heads;
+  // KDA projections of own heads without a barrier before the state update: the low-rank inputs are
+  // then computed by every member, and the stage has no tail.
+  bool fuse_heads;
 };
 
 class Builder {

@@ -18,8 +18,8 @@ struct StepInputs {
   ModelWeights model;
   std::vector<LayerWeights> layers;
   const KernelTable* kernels;
-  Team* team;      // outlives the step
-  int fuse_heads;  // BuildOptions
+  Team* team;       // outlives the step
+  bool fuse_heads;  // BuildOptions
 };
 
 // Caches the step does not own, and how far their indices go.

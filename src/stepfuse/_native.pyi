@@ -160,7 +160,7 @@ class Step:
         weights: Mapping[str, int],
         team: Team,
         level: str,
-        fuse_heads: int = -1,
+        fuse_heads: bool = False,
     ) -> None: ...
     def bind_caches(
         self,

@@ -56,7 +56,7 @@ class Setting:
     level: str = "scalar"
     kv: KvDtype = "bf16"
     max_rows: int = 8
-    fuse_heads: bool | None = None
+    fuse_heads: bool = False
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ class FusedRuntime:
         max_rows: int = 8,
         *,
         level: str | None = None,
-        fuse_heads: bool | None = None,
+        fuse_heads: bool = False,
     ) -> None:
         level = native.level() if level is None else level
         kv_dtype = latent[0].dtype if latent else "bf16"
@@ -49,9 +49,8 @@ class FusedRuntime:
         # The native step holds bare addresses: what they point into is kept alive here.
         self._held = (weights, tuple(latent), tuple(state))
         fields, addresses = geometry_fields(geometry, max_rows), weight_addresses(weights)
-        fuse = -1 if fuse_heads is None else int(fuse_heads)
         try:
-            self.native = _native.Step(fields, addresses, team, level, fuse)
+            self.native = _native.Step(fields, addresses, team, level, fuse_heads)
         except ValueError as error:
             raise NativeError(f"the step cannot be prepared: {error}") from error
         self._bind_caches(latent, state)
