@@ -15,7 +15,7 @@ FLAGS = {
     "scalar": [],
     "avx2": ["-mavx2", "-mfma", "-mf16c", "-mbmi2"],
     "avx512": WIDE,
-    "avx512_bf16": [*WIDE, "-mavx512bf16"],
+    "avx512_bf16": [*WIDE, "-mavx512bf16", "-mavx512vnni"],
 }
 COMMON = ["-std=c++20", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fno-threadsafe-statics"]
 
