@@ -13,29 +13,49 @@ namespace {
 
 int tiles_of(int rows) { return (rows + kTileRows - 1) / kTileRows; }
 
+// Memory of this thread that lasts: fresh pages would cost more than the packing into them.
+std::byte* scratch(std::size_t bytes) {
+  thread_local std::vector<std::byte> memory;
+  if (memory.size() < bytes) memory.resize(bytes);
+  return memory.data();
+}
+
+using Pack = decltype(KernelTable::pack_pairs);
+
+// Each member packs its share of the row blocks; all have arrived when this returns.
+void pack_together(const ProductCall& call, Share share, Pack pack, std::size_t pair_bytes,
+                   std::byte* act) {
+  const int k = call.in_features, blocks = (call.rows + kRowBlock - 1) / kRowBlock;
+  const int first = share.begin(blocks) * kRowBlock;
+  const int rows = std::min(share.end(blocks) * kRowBlock, call.rows) - first;
+  if (rows > 0) {
+    const std::size_t before = static_cast<std::size_t>(first) * (k / 2) * pair_bytes;
+    pack(at<float>(call.x) + static_cast<std::int64_t>(first) * k, k, nullptr, rows, k,
+         act + before);
+  }
+  share.barrier("pack");
+}
+
 void run_linear(const ProductCall& call, Team* team) {
   const KernelTable& table = kernels();
-  std::vector<std::uint8_t> act(table.act_bytes(call.in_features, call.rows));
-  table.pack_pairs(at<float>(call.x), call.in_features, nullptr, call.rows, call.in_features,
-                   act.data());
+  std::byte* act = scratch(table.act_bytes(call.in_features, call.rows));
   auto body = [&](Share share) {
+    pack_together(call, share, table.pack_pairs, table.pair_bytes, act);
     const int tiles = tiles_of(call.out_features);
-    table.linear({at<bf16_t>(call.weight), act.data(), at<float>(call.y), call.out_features,
-                  call.rows, call.in_features, call.out_features, share.begin(tiles),
-                  share.end(tiles)});
+    table.linear({at<bf16_t>(call.weight), act, at<float>(call.y), call.out_features, call.rows,
+                  call.in_features, call.out_features, share.begin(tiles), share.end(tiles)});
   };
   on_team(team, body);
 }
 
 void run_linear_fp32(const ProductCall& call, Team* team) {
   const KernelTable& table = kernels();
-  std::vector<float> act(static_cast<std::size_t>(call.in_features) *
-                         static_cast<std::size_t>(call.rows));
-  table.pack_pairs_fp32(at<float>(call.x), call.in_features, nullptr, call.rows, call.in_features,
-                        act.data());
+  const std::size_t pair_bytes = 2 * sizeof(float);
+  std::byte* act = scratch(pair_bytes * (call.in_features / 2) * call.rows);
   auto body = [&](Share share) {
+    pack_together(call, share, table.pack_pairs_fp32, pair_bytes, act);
     const int tiles = tiles_of(call.out_features);
-    table.linear_fp32({at<bf16_t>(call.weight), act.data(), at<float>(call.y), call.out_features,
+    table.linear_fp32({at<bf16_t>(call.weight), act, at<float>(call.y), call.out_features,
                        call.rows, call.in_features, call.out_features, share.begin(tiles),
                        share.end(tiles)});
   };
@@ -44,14 +64,13 @@ void run_linear_fp32(const ProductCall& call, Team* team) {
 
 void run_gate_up(const ProductCall& call, const Activation& activation, Team* team) {
   const KernelTable& table = kernels();
-  std::vector<std::uint8_t> act(table.act_bytes(call.in_features, call.rows));
-  table.pack_pairs(at<float>(call.x), call.in_features, nullptr, call.rows, call.in_features,
-                   act.data());
+  std::byte* act = scratch(table.act_bytes(call.in_features, call.rows));
   auto body = [&](Share share) {
+    pack_together(call, share, table.pack_pairs, table.pair_bytes, act);
     const int tiles = (call.out_features + kTileRows / 2 - 1) / (kTileRows / 2);
-    table.gate_up({at<bf16_t>(call.weight), act.data(), at<float>(call.y), call.out_features,
-                   call.rows, call.in_features, call.out_features, share.begin(tiles),
-                   share.end(tiles), activation});
+    table.gate_up({at<bf16_t>(call.weight), act, at<float>(call.y), call.out_features, call.rows,
+                   call.in_features, call.out_features, share.begin(tiles), share.end(tiles),
+                   activation});
   };
   on_team(team, body);
 }

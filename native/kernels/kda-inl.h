@@ -16,6 +16,7 @@ struct KdaHead {
   alignas(64) float k[kHeadDimMax];
   alignas(64) float v[kHeadDimMax];
   alignas(64) float decay[kHeadDimMax];  // exp(g)
+  alignas(64) float decayed_k[kHeadDimMax];
   alignas(64) float o[kHeadDimMax];
   float beta;
 };
@@ -57,7 +58,9 @@ SF_INLINE void prepare_head(const KdaArgs& a, int head, KdaHead& h) {
     const Vec z = load(a.decay + at + i) + load(a.dt_bias + at + i);
     const Vec g =
         a.gate_lower_bound < 0.0f ? sigmoid(z * rate) * a.gate_lower_bound : softplus(z) * -rate;
-    store(h.decay + i, exp(g));
+    const Vec decay = exp(g);
+    store(h.decay + i, decay);
+    store(h.decayed_k + i, decay * load(h.k + i));
   }
   h.beta = sigmoid_one(a.beta[head]);
 }
@@ -74,14 +77,14 @@ SF_INLINE Columns joined(const Vec (*sum)[kTileVectors]) {
   return all;
 }
 
-// S^T k with the decayed S, which is not stored yet.
+// S^T k with the decayed S, which is not stored yet: the decay goes to k instead.
 SF_INLINE Columns recall(const float* tile, const KdaHead& h, int dim) {
   Vec sum[kStateChains][kTileVectors] = {};
   for (int k = 0; k < dim; k += kStateChains) {
     SF_UNROLL for (int c = 0; c < kStateChains; ++c) {
-      const Vec decay = set1(h.decay[k + c]), key = set1(h.k[k + c]);
+      const Vec key = set1(h.decayed_k[k + c]);
       SF_UNROLL for (int v = 0; v < kTileVectors; ++v) {
-        sum[c][v] = fma(load(tile + (k + c) * kTileRows + v * kLanes) * decay, key, sum[c][v]);
+        sum[c][v] = fma(load(tile + (k + c) * kTileRows + v * kLanes), key, sum[c][v]);
       }
     }
   }

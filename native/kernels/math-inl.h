@@ -52,14 +52,12 @@ SF_INLINE Vec sigmoid(Vec x) { return 1.0f / (1.0f + exp(-x)); }
 SF_INLINE float sigmoid_one(float x) { return sigmoid(set1(x))[0]; }
 SF_INLINE Vec silu(Vec x) { return x / (1.0f + exp(-x)); }
 
-// (e^2|x| - 1) / (e^2|x| + 1) from an exp - 1 that keeps its relative precision near 0.
-SF_INLINE Vec tanh(Vec x) {
+// e^2|x| - 1, which keeps its relative precision near 0; tanh |x| is this over this plus 2.
+SF_INLINE Vec tanh_part(Vec x) {
   // At 20 the quotient rounds to 1.
   const Reduced a = reduce(min(set1(20.0f), abs(x) * 2.0f));
   const Vec scale = power_of_two(a.n);
-  const Vec minus_one = fma(expm1_reduced(a.r), scale, scale - 1.0f);
-  const Vec magnitude = minus_one / (minus_one + 2.0f);
-  return as_vec(as_bits(magnitude) | (as_bits(x) & static_cast<std::int32_t>(0x80000000u)));
+  return fma(expm1_reduced(a.r), scale, scale - 1.0f);
 }
 
 // log(1 + t) for t in [0, 1]: 2 atanh(s), s = t / (2 + t) <= 1/3, series to s^17.
@@ -75,8 +73,11 @@ SF_INLINE Vec softplus(Vec z) { return max(set1(0.0f), z) + log1p_unit(exp(-abs(
 
 SF_INLINE Vec activate(Vec gate, Vec up, const Activation& a) {
   if (a.kind == ActivationKind::kSwiGlu) return silu(gate) * up;
-  const Vec g = tanh(gate / a.beta) * a.beta * sigmoid(gate);
-  return g * (tanh(up / a.linear_beta) * a.linear_beta);
+  // Both hyperbolic tangents in one quotient below 1: a division costs ten multiply-adds.
+  const Vec g = tanh_part(gate * (1.0f / a.beta)), u = tanh_part(up * (1.0f / a.linear_beta));
+  const Vec magnitude = (g * u) / ((g + 2.0f) * (u + 2.0f));
+  const Bits sign = (as_bits(gate) ^ as_bits(up)) & static_cast<std::int32_t>(0x80000000u);
+  return as_vec(as_bits(magnitude) | sign) * (a.beta * a.linear_beta) * sigmoid(gate);
 }
 
 }  // namespace stepfuse::STEPFUSE_LEVEL_NS
