@@ -82,9 +82,11 @@ SF_INLINE Columns recall(const float* tile, const KdaHead& h, int dim) {
   Vec sum[kStateChains][kTileVectors] = {};
   for (int k = 0; k < dim; k += kStateChains) {
     SF_UNROLL for (int c = 0; c < kStateChains; ++c) {
+      const float* row = tile + (k + c) * kTileRows;
+      for (int line = 0; line < kTileRows; line += 16) prefetch(row + line + kPrefetchBytes / 4);
       const Vec key = set1(h.decayed_k[k + c]);
       SF_UNROLL for (int v = 0; v < kTileVectors; ++v) {
-        sum[c][v] = fma(load(tile + (k + c) * kTileRows + v * kLanes), key, sum[c][v]);
+        sum[c][v] = fma(load(row + v * kLanes), key, sum[c][v]);
       }
     }
   }
@@ -98,6 +100,8 @@ SF_INLINE Columns update(float* tile, const KdaHead& h, int dim, const Columns& 
     SF_UNROLL for (int c = 0; c < kStateChains; ++c) {
       const Vec decay = set1(h.decay[k + c]), key = set1(h.k[k + c]), query = set1(h.q[k + c]);
       float* row = tile + (k + c) * kTileRows;
+      // The next tile, while this one is in the first-level cache.
+      for (int line = 0; line < kTileRows; line += 16) prefetch(row + line + dim * kTileRows);
       SF_UNROLL for (int v = 0; v < kTileVectors; ++v) {
         const Vec s = fma(key, error.v[v], load(row + v * kLanes) * decay);
         store(row + v * kLanes, s);

@@ -56,6 +56,11 @@ def ping_pong_ns(team: Team) -> float | None:
     return _native.ping_pong(team) if team.threads > 1 else None
 
 
+def kernel_bench(team: Team, size: int) -> _native.KernelBench:
+    """Times kernels on `size` bytes of random weights (native/step/kernel_bench.h)."""
+    return _native.KernelBench(team, size)
+
+
 def address(x: Tensor, dtype: torch.dtype, what: str) -> int:
     """Address of a contiguous CPU tensor. Raises NativeError naming `what` on any other."""
     if x.dtype != dtype or x.device.type != "cpu" or not x.is_contiguous():
