@@ -147,6 +147,6 @@ def kernel_table(figures: list[KernelFigure]) -> Table:
         each = f", {f.unit_us:.2f} us" if f.op == "kda" else ""
         cell = f"{f.gbps:.1f} ({f.roof_fraction * 100:.0f} %{each})"
         lines.setdefault(key, {})[f.rows] = cell
-    for name, cells in lines.items():
-        table.add_row(*name, *(cells.get(count, "") for count in rows))
+    for line, cells in lines.items():
+        table.add_row(*line, *(cells.get(count, "") for count in rows))
     return table
