@@ -1,9 +1,10 @@
 """llama.cpp as a peer process: converts a checkpoint, then times decode steps on request.
 
 Runs under the peers' own interpreter (`make peers`) and imports nothing of stepfuse. Commands:
-`convert CHECKPOINT OUT --source LLAMA_CPP_TREE` and `serve GGUF --threads N`, which answers one
-JSON line per request line: `{"kind": "decode" | "verify" | "prefill", "rows": R, "steps": N}` gives
-`{"ms": [...]}`, one time per step.
+`convert CHECKPOINT OUT --source LLAMA_CPP_TREE` and `serve GGUF --threads N --tokens T`, which
+answers one JSON line per request line: `{"kind": ..., "rows": R, "steps": N}` gives
+`{"ms": [...]}`, one time per step. Kinds: `decode` (R sequences of one row), `verify` (one sequence of R rows with
+logits for each), `prefill` (a prompt of R tokens, logits of the last).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 MAX_ROWS = 8
-CONTEXT = 8192
+# Rows of one batch: longer prompts go in several.
+BATCH = 512
 
 
 def convert(checkpoint: Path, out: Path, source: Path) -> None:
@@ -41,7 +43,7 @@ def convert(checkpoint: Path, out: Path, source: Path) -> None:
 class Session:
     """One loaded model and context of MAX_ROWS separate sequences."""
 
-    def __init__(self, gguf: Path, threads: int) -> None:
+    def __init__(self, gguf: Path, threads: int, tokens: int) -> None:
         import llama_cpp
 
         self.api: Any = llama_cpp
@@ -55,8 +57,9 @@ class Session:
         if not self.model:
             raise SystemExit(f"llama.cpp could not load {gguf}")
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx = CONTEXT
-        params.n_batch = params.n_ubatch = 512
+        # Every sequence gets an equal share of the context, in whole blocks of 256.
+        params.n_ctx = MAX_ROWS * -(-tokens // 256) * 256
+        params.n_batch = params.n_ubatch = BATCH
         params.n_seq_max = MAX_ROWS
         params.n_threads = params.n_threads_batch = threads
         params.kv_unified = False
@@ -64,7 +67,7 @@ class Session:
         self.context = llama_cpp.llama_init_from_model(self.model, params)
         vocab = llama_cpp.llama_model_get_vocab(self.model)
         self.vocab = llama_cpp.llama_vocab_n_tokens(vocab)
-        self.batch = llama_cpp.llama_batch_init(512, 0, 1)
+        self.batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
         self.random = random.Random(0)
 
     def clear(self) -> None:
@@ -104,16 +107,18 @@ class Session:
         for _ in range(steps):
             self.clear()
             spent = 0.0
-            for first in range(0, rows, 512):
-                last = min(first + 512, rows)
+            for first in range(0, rows, BATCH):
+                last = min(first + BATCH, rows)
                 spent += self.decode([(0, p, p == rows - 1) for p in range(first, last)])
             times.append(spent)
         return times
 
 
-def serve(gguf: Path, threads: int) -> None:
+def serve(gguf: Path, threads: int, tokens: int) -> None:
     """Answer requests on standard input until it closes."""
-    session = Session(gguf, threads)
+    session = Session(gguf, threads, tokens)
+    # Touches every expert once: the first read of freshly written memory can be slow.
+    session.run("prefill", min(tokens, BATCH), 1)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
@@ -131,11 +136,12 @@ def main() -> None:
     run = commands.add_parser("serve")
     run.add_argument("gguf", type=Path)
     run.add_argument("--threads", type=int, default=2)
+    run.add_argument("--tokens", type=int, default=1024)
     arguments = parser.parse_args()
     if arguments.command == "convert":
         convert(arguments.checkpoint, arguments.out, arguments.source)
     else:
-        serve(arguments.gguf, arguments.threads)
+        serve(arguments.gguf, arguments.threads, arguments.tokens)
 
 
 if __name__ == "__main__":

@@ -31,26 +31,35 @@ def step_table(figures: list[StepFigure]) -> Table:
 
 def peer_table(figures: list[PeerFigure]) -> Table:
     """One line per case: the peer, us, the ratio, each with the range of its runs."""
-    first, machine = figures[0], figures[0].machine
-    ping = "" if first.ping_pong_ns is None else f", ping-pong {first.ping_pong_ns:.0f} ns"
-    caption = (
-        f"greedy, no speculation; KV {first.kv_cache_dtype}; {first.threads} threads each, level "
-        f"{first.level}; {len(first.ours_ms_runs)} runs in turns, ratio = median of the runs' "
-        f"ratios; read {first.read_gbps:.1f} GB/s{ping} in the same run; {machine['cpu']}, "
-        f"{machine['cores']} cores, commit {first.commit}"
-    )
+    first = figures[0]
     table = Table(
-        title=f"{first.model} beside {first.peer}: median ms",
-        caption=caption,
+        title=f"{first.model} beside {', '.join(dict.fromkeys(f.peer for f in figures))}",
+        caption=_peer_caption(figures),
         caption_justify="left",
     )
-    for name in ("stage", "rows / tokens", first.peer, "(runs)", "stepfuse", "(runs)", "ratio"):
-        table.add_column(name, justify="right")
+    names = ("peer", "kind", "rows / tokens", "peer ms", "(runs)", "ours ms", "(runs)", "ratio")
+    for name in (*names, "our path"):
+        table.add_column(name, justify="right", no_wrap=True)
     for f in figures:
+        kind = "prefill (TTFT)" if f.kind == "prefill" else f.kind
         peer, ours = _range(f.peer_ms_runs), _range(f.ours_ms_runs)
         numbers = (f"{f.peer_ms:.2f}", peer, f"{f.ours_ms:.2f}", ours, f"{f.ratio:.2f}x")
-        table.add_row(f.kind, str(f.rows), *numbers)
+        table.add_row(f.peer, kind, str(f.rows), *numbers, f.path.removeprefix("latency_"))
     return table
+
+
+def _peer_caption(figures: list[PeerFigure]) -> str:
+    first, machine = figures[0], figures[0].machine
+    ping = "" if first.ping_pong_ns is None else f", ping-pong {first.ping_pong_ns:.0f} ns"
+    reads = sorted(f.read_gbps for f in figures)
+    return (
+        "median ms; decode: n sequences of one row; verify: one sequence of n rows, logits each; "
+        f"greedy, no speculation; KV {first.kv_cache_dtype}; {first.threads} threads each, level "
+        f"{first.level}; {first.runs} runs in turns, ratio = median of the runs' ratios; read "
+        f"{reads[0]:.1f}-{reads[-1]:.1f} GB/s{ping} in the same runs; waiting sides used at most "
+        f"{max(f.waiting_cpu for f in figures):.0%} of a core; {machine['cpu']}, "
+        f"{machine['cores']} cores, commit {first.commit}"
+    )
 
 
 def _range(values: tuple[float, ...]) -> str:

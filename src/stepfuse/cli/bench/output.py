@@ -27,11 +27,21 @@ def show(table: Table, figures: list[dict[str, object]], json_file: Path | None)
         typer.echo(f"wrote {json_file}", err=True)
 
 
-def row_list(text: str) -> tuple[int, ...]:
+def row_list(text: str, option: str = "--rows") -> tuple[int, ...]:
+    """`1,2,4` as numbers without repetition. RequestError for anything else."""
     try:
         rows = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
         rows = ()
     if not rows or min(rows) < 1:
-        raise RequestError(f"--rows {text!r}: give whole numbers of at least 1, as in 1,2,4,8")
+        raise RequestError(f"{option} {text!r}: give whole numbers of at least 1, as in 1,2,4,8")
     return rows
+
+
+def name_list(option: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """`a,b` as names among `known`, or all of them for `both` and `all`. RequestError otherwise."""
+    names = tuple(dict.fromkeys(known if text in ("both", "all") else text.split(",")))
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise RequestError(f"{option} {unknown[0]!r}: give some of {', '.join(known)}, or all")
+    return names

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from stepfuse.cli import options
-from stepfuse.cli.bench.output import row_list, show
-from stepfuse.core.errors import RequestError
+from stepfuse.cli.bench.output import name_list, row_list, show
 
 if TYPE_CHECKING:
     from stepfuse.runtime.plan import DecodeBackend
@@ -37,7 +36,9 @@ def step(
     from stepfuse.bench.table import step_table
     from stepfuse.cli.progress import ticking
 
-    bench = StepBench(row_list(rows), _backends(backend), tokens, runs, seed=seed)
+    known = ("standard", "latency_specialized")
+    backends = cast("tuple[DecodeBackend, ...]", name_list("--backend", backend, known))
+    bench = StepBench(row_list(rows), backends, tokens, runs, seed=seed)
     choice = options.EngineChoice(
         model,
         kv_cache_dtype=kv_cache_dtype,
@@ -49,12 +50,3 @@ def step(
     with options.open_engine(choice) as engine, ticking(group_count(bench)) as tick:
         figures = bench_step(engine, bench, probe_of(engine, seed), tick)
     show(step_table(figures), [asdict(f) for f in figures], json_file)
-
-
-def _backends(text: str) -> tuple[DecodeBackend, ...]:
-    known = ("standard", "latency_specialized")
-    names = tuple(dict.fromkeys(known if text in ("both", "all") else text.split(",")))
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise RequestError(f"--backend {unknown[0]!r}: give {known[0]}, {known[1]} or both")
-    return cast("tuple[DecodeBackend, ...]", names)
