@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ def test_table_and_json(
         (("--rows", "a,b"), "--rows 'a,b'"),
         (("--backend", "fast"), "--backend 'fast'"),
         (("--rows", "99"), "rows 99 exceed max_num_seqs=8"),
+        (("--backend", ""), "--backend ''"),
     ],
 )
 def test_refusals(
@@ -52,3 +54,34 @@ def test_refusals(
     result = run_cli(monkeypatch, capsys, "bench", "step", "fake", *arguments)
     assert result.code == 2
     assert message in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--peer", "vllm"), "--peer 'vllm': give some of llama.cpp, pytorch"),
+        (("--kinds", "train"), "--kinds 'train': give some of decode, verify, prefill"),
+        (("--prompts", "0"), "--prompts '0'"),
+        (("--python", "/nowhere"), "build the peers first (make peers)"),
+    ],
+)
+def test_peers_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.setattr("stepfuse.engine.location.resolve_model", Path)
+    result = run_cli(monkeypatch, capsys, "bench", "peers", "fake", *arguments)
+    assert result.code == 2
+    assert message in result.err
+
+
+@pytest.mark.parametrize("command", ["step", "peers"])
+def test_a_picture_without_its_library_is_refused_before_measuring(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = run_cli(monkeypatch, capsys, "bench", command, "fake", "--plot", "a.png")
+    assert result.code == 2
+    assert "stepfuse[plot]" in result.err

@@ -3,8 +3,8 @@
 Runs under the peers' own interpreter (`make peers`) and imports nothing of stepfuse. Commands:
 `convert CHECKPOINT OUT --source LLAMA_CPP_TREE` and `serve GGUF --threads N --tokens T`, which
 answers one JSON line per request line: `{"kind": ..., "rows": R, "steps": N}` gives
-`{"ms": [...]}`, one time per step. Kinds: `decode` (R sequences of one row), `verify` (one sequence of R rows with
-logits for each), `prefill` (a prompt of R tokens, logits of the last).
+`{"ms": [...]}`, one time per step. Kinds: `decode` (R sequences of one row), `verify` (one
+sequence of R rows with logits for each), `prefill` (a prompt of R tokens, logits of the last).
 """
 
 from __future__ import annotations

@@ -16,6 +16,9 @@ from stepfuse.engine.engine import Engine
 from stepfuse.engine.request import SamplingParams
 from stepfuse.runtime.plan import DecodeBackend
 
+# What a member spends before its first stage: it is woken, the first one is already at work.
+WAKE = "wake"
+
 
 @dataclass(frozen=True, slots=True)
 class StepBench:
@@ -45,11 +48,27 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
+class StageTime:
+    """All stages of one kind (`kda.heads`, `moe.up`, ...) in a step of `rows` rows.
+
+    `work_ms` and `wait_ms`: per member, in its own share of the stages and at the barriers behind
+    them. All kinds of one member add up to the step. `barriers` end that many of the `stages`.
+    """
+
+    rows: int
+    kind: str
+    stages: int
+    barriers: int
+    work_ms: tuple[float, ...]
+    wait_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepFigure:
     """One line of the table. Times in ms; `native_ms_median` None where the path has no clock.
 
     `step_ms_runs`: the median of each run, whose range is the spread. `roof_fraction`:
-    bytes_per_step / read_gbps / step time.
+    bytes_per_step / read_gbps / step time. `stages`: the specialized step's parts where traced.
     """
 
     backend: str
@@ -75,6 +94,7 @@ class StepFigure:
     model: str
     commit: str
     machine: dict[str, object]
+    stages: tuple[StageTime, ...] = ()
 
 
 @dataclass(slots=True)
@@ -151,14 +171,19 @@ def _measure(engine: Engine, bench: StepBench, rows: int, times: Times) -> None:
     times.wall.append(wall)
 
 
+def submit_wave(engine: Engine, rows: int, tokens: int, generator: np.random.Generator) -> None:
+    """Queue `rows` requests of one random prompt token and `tokens` tokens of output."""
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    for token in generator.integers(0, engine.parts.vocab, rows).tolist():
+        engine.submit([token], params)
+
+
 def decode_wave(
     engine: Engine, rows: int, tokens: int, generator: np.random.Generator
 ) -> Iterator[tuple[int, int]]:
     """Per step with `rows` requests behind such a step: time between their ends, native time."""
     started = time.perf_counter_ns()
-    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    for token in generator.integers(0, engine.parts.vocab, rows).tolist():
-        engine.submit([token], params)
+    submit_wave(engine, rows, tokens, generator)
     while engine.step():
         pass
     records = [r for r in engine.statistics.records if r.end_ns > started]

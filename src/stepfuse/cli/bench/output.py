@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-def show(table: Table, figures: list[dict[str, object]], json_file: Path | None) -> None:
+def show(
+    table: Table, figures: Sequence[dict[str, object]] = (), json_file: Path | None = None
+) -> None:
     """Print the table; write the figures as JSON where asked."""
     from rich.console import Console
 
@@ -23,7 +26,7 @@ def show(table: Table, figures: list[dict[str, object]], json_file: Path | None)
     console.width = max(console.width, 118)
     console.print(table)
     if json_file is not None:
-        json_file.write_text(json.dumps(figures, indent=1) + "\n")
+        json_file.write_text(json.dumps(list(figures), indent=1) + "\n")
         typer.echo(f"wrote {json_file}", err=True)
 
 

@@ -32,6 +32,7 @@ def peers(
     work: Annotated[Path, typer.Option(help="Where converted checkpoints are kept.")] = Path(
         "build/peers"
     ),
+    plot: Annotated[Path | None, typer.Option(help="Also draw this PNG.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write this file.")] = None,
     allow_config_keys: options.AllowKeys = None,
 ) -> None:
@@ -39,11 +40,16 @@ def peers(
     # Imported here: torch takes seconds to load and `--help` needs none of it.
     from stepfuse.bench.peer_process import STARTS, PeerChoice
     from stepfuse.bench.peers import PeerBench, bench_peers, turn_count
+    from stepfuse.bench.plot import plot_peers, require_plot
     from stepfuse.bench.probe import probe_of
+    from stepfuse.bench.stages import stage_times
+    from stepfuse.bench.step import StepBench
     from stepfuse.bench.table import peer_table
     from stepfuse.cli.progress import ticking
     from stepfuse.engine.location import resolve_model
 
+    if plot is not None:
+        require_plot()
     names = name_list("--peer", peer, PEERS)
     wanted = cast("tuple[Kind, ...]", name_list("--kinds", kinds, KINDS))
     bench = PeerBench(row_list(rows), row_list(prompts, "--prompts"), wanted, steps, runs)
@@ -63,4 +69,11 @@ def peers(
             # One peer at a time: each holds the whole model.
             with STARTS[name](start) as process:
                 figures += bench_peers(engine, bench, probe, process, tick)
+        traced = StepBench(bench.rows, tokens=min(steps, 32), waves=1)
+        times = []
+        if plot is not None and engine.parts.fused is not None:
+            times = [t for n in bench.rows for t in stage_times(engine, traced, n)]
     show(peer_table(figures), [asdict(f) for f in figures], json_file)
+    if plot is not None:
+        plot_peers(figures, times, plot)
+        typer.echo(f"wrote {plot}", err=True)
