@@ -19,9 +19,9 @@ struct Member {
 };
 
 struct TeamOptions {
-  int threads;           // 1..256, the caller included
-  const int* cpus;       // one processor per member, or null: chosen among the process's own set
-  bool pin;              // workers pinned and the caller moved to its place; false: left alone
+  int threads;      // 1..256, the caller included
+  const int* cpus;  // one processor per member, or null: chosen among the process's own set
+  bool pin;         // workers pinned and the caller moved to its place; false: left alone
   // Spin this long between runs before sleeping (about 50 us), and at least 1 ms at the barriers of
   // a run; 0, or an oversubscribed processor: sleep at once.
   std::int64_t spin_ns;
