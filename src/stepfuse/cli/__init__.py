@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import stepfuse
-from stepfuse.cli import bench, evaluate, generate, info
+from stepfuse.cli import bench, evaluate, generate, info, prepare
 from stepfuse.core.errors import StepfuseError
 
 __all__ = ["app", "main"]
@@ -23,6 +23,7 @@ app = typer.Typer(
 app.command("generate")(generate.generate)
 app.command("info")(info.info)
 app.command("synth")(info.synth)
+app.command("prepare")(prepare.prepare)
 app.add_typer(bench.app, name="bench")
 app.add_typer(evaluate.app, name="eval")
 

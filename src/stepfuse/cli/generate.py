@@ -43,6 +43,7 @@ def generate(
     kv_cache_dtype: options.KvDtype = options.KvCacheDtype.bf16,
     threads: options.Threads = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest prompt + output.")] = None,
+    prepared: options.Prepared = options.PreparedFile.auto,
     allow_config_keys: options.AllowKeys = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
 ) -> None:
@@ -67,6 +68,7 @@ def generate(
         threads,
         options.key_list(allow_config_keys),
         max_model_len,
+        prepared=prepared,
     )
     with options.open_engine(choice) as engine:
         if as_json:

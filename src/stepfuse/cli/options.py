@@ -29,6 +29,14 @@ class KvCacheDtype(StrEnum):
     fp8 = "fp8"
 
 
+class PreparedFile(StrEnum):
+    """Values of --prepared."""
+
+    auto = "auto"
+    off = "off"
+    require = "require"
+
+
 Model = Annotated[str, typer.Argument(help="Checkpoint folder, or k3-tiny for the bundled model.")]
 DecodeBackend = Annotated[
     Backend, typer.Option("--decode-backend", help="auto falls back to standard and says why.")
@@ -36,6 +44,10 @@ DecodeBackend = Annotated[
 KvDtype = Annotated[KvCacheDtype, typer.Option("--kv-cache-dtype", help="Latent KV cache.")]
 Threads = Annotated[
     int | None, typer.Option("--threads", min=1, help="Default: every core it may use.")
+]
+Prepared = Annotated[
+    PreparedFile,
+    typer.Option("--prepared", help="The file `stepfuse prepare` writes: use it, not, or only it."),
 ]
 AllowKeys = Annotated[
     list[str] | None,
@@ -56,6 +68,7 @@ class EngineChoice:
     allow_keys: tuple[str, ...] = ()
     max_model_len: int | None = None
     max_num_seqs: int = 8
+    prepared: PreparedFile = PreparedFile.auto
 
 
 def key_list(values: list[str] | None) -> tuple[str, ...]:
@@ -77,6 +90,7 @@ def open_engine(choice: EngineChoice) -> Iterator[Engine]:
         max_model_len=choice.max_model_len,
         max_num_seqs=choice.max_num_seqs,
         allow_config_keys=choice.allow_keys,
+        prepared=choice.prepared.value,
     )
     with engine:
         yield engine

@@ -22,6 +22,7 @@ from stepfuse.runtime.support import check_specialized, require_specialized
 from stepfuse.weights.layout import arena_bytes
 from stepfuse.weights.load import LoadOptions, load, open_model
 from stepfuse.weights.memory import check_fits
+from stepfuse.weights.prepared import Prepared
 
 log = logging.getLogger("stepfuse")
 
@@ -48,7 +49,8 @@ class Checked:
 def build(options: EngineOptions) -> Parts:
     """Check everything, then load. Raises the StepfuseError of the first thing that is wrong."""
     checked = check(options)
-    loaded = load(checked.folder, LoadOptions(frozenset(options.allow_config_keys)))
+    keys = frozenset(options.allow_config_keys)
+    loaded = load(checked.folder, LoadOptions(keys, prepared=options.prepared))
     for notice in loaded.notices:
         log.info("%s", notice)
     if checked.unsupported and options.decode_backend == "auto":
@@ -111,6 +113,7 @@ def _check_options(options: EngineOptions) -> None:
     for name, value, known in (
         ("decode_backend", options.decode_backend, get_args(DecodeBackend)),
         ("kv_cache_dtype", options.kv_cache_dtype, get_args(KvDtype)),
+        ("prepared", options.prepared, get_args(Prepared)),
     ):
         if value not in known:
             raise RequestError(f"{name} is {value!r}: it must be one of {', '.join(known)}")

@@ -29,6 +29,7 @@ from stepfuse.engine.sequence import Request
 from stepfuse.engine.statistics import EngineStats, Statistics
 from stepfuse.ops.views import KvDtype
 from stepfuse.runtime.plan import DecodeBackend, plan
+from stepfuse.weights.prepared import Prepared
 
 
 class Engine:
@@ -37,7 +38,9 @@ class Engine:
     `model_path`: a checkpoint folder or `k3-tiny`. `threads` None: every core this process may use.
     `max_model_len`: longest prompt + output; `max_num_seqs`: requests running at once;
     `cache_bytes` None: what these two need. `allow_config_keys`: unknown config keys accepted
-    knowingly. `prefill_chunk`: most prompt tokens of one step.
+    knowingly. `prefill_chunk`: most prompt tokens of one step. `prepared`: auto maps the
+    checkpoint's prepared file (`stepfuse prepare`) where it is valid, off packs the weights,
+    require refuses to pack.
     Raises a StepfuseError (config, checkpoint, memory plan, unsupported backend) before it serves.
     """
 
@@ -52,6 +55,7 @@ class Engine:
         cache_bytes: int | None = None,
         allow_config_keys: str | Sequence[str] = (),
         prefill_chunk: int = 512,
+        prepared: Prepared = "auto",
     ) -> None:
         options = EngineOptions(
             model_path=str(model_path),
@@ -63,6 +67,7 @@ class Engine:
             cache_bytes=cache_bytes,
             allow_config_keys=key_tuple(allow_config_keys),
             prefill_chunk=prefill_chunk,
+            prepared=prepared,
         )
         self._start(build(options))
 

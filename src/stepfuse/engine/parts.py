@@ -13,6 +13,7 @@ from stepfuse.engine.scheduler import CachePool
 from stepfuse.ops.views import KvDtype
 from stepfuse.runtime.batch import StepInput, StepOutput
 from stepfuse.runtime.plan import DecodeBackend, Path
+from stepfuse.weights.prepared import Prepared
 
 if TYPE_CHECKING:
     from stepfuse.ops.native import Team
@@ -44,6 +45,7 @@ class EngineOptions:
     cache_bytes: int | None
     allow_config_keys: tuple[str, ...]
     prefill_chunk: int
+    prepared: Prepared = "auto"
 
 
 def key_tuple(keys: str | Sequence[str]) -> tuple[str, ...]:

@@ -11,8 +11,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from stepfuse.core.config import Geometry
+from stepfuse.core.errors import CheckpointError
 from stepfuse.weights import memory
-from stepfuse.weights.load import open_model
+from stepfuse.weights.load import expected_header, open_model
+from stepfuse.weights.prepared import FILE_NAME, Header, check_prepared
 from stepfuse.weights.sizes import weight_bytes
 
 _ROWS = (1, 2, 4, 8)
@@ -26,6 +28,7 @@ class ModelInfo:
 
     `step` by rows at no context: trunk, experts (expected), state. `fits`: sequences per context
     and KV dtype in the memory available now, empty where the system does not say how much that is.
+    `prepared`: whether the prepared file is there and valid, as a phrase.
     """
 
     path: str
@@ -39,6 +42,7 @@ class ModelInfo:
     step: dict[int, dict[str, int]]
     available: int | None
     fits: dict[int, dict[str, int]]
+    prepared: str
 
 
 def describe(path: Path, allow_keys: frozenset[str] = frozenset()) -> ModelInfo:
@@ -58,7 +62,20 @@ def describe(path: Path, allow_keys: frozenset[str] = frozenset()) -> ModelInfo:
         step={rows: _step(g, rows) for rows in _ROWS},
         available=free,
         fits={} if free is None else {c: _fits(g, free, c) for c in contexts},
+        prepared=_prepared(path, expected_header(path, checkpoint, g)),
     )
+
+
+def _prepared(path: Path, wanted: Header) -> str:
+    """Whether the checkpoint has a prepared file, and whether it would be used."""
+    file = path / FILE_NAME
+    if not file.is_file():
+        return "none (stepfuse prepare writes one)"
+    try:
+        check_prepared(file, wanted)
+    except CheckpointError as error:
+        return f"not usable: {error}"
+    return f"{file.name}, {_size(file.stat().st_size)}, valid"
 
 
 def as_json(info: ModelInfo) -> dict[str, Any]:
@@ -74,6 +91,7 @@ def render(info: ModelInfo, level: str, reasons: list[str]) -> RenderableType:
     tail = Table(show_header=False, box=None)
     tail.add_row("ISA level", level)
     tail.add_row("specialized path", serves)
+    tail.add_row("prepared file", info.prepared)
     for notice in info.notices:
         tail.add_row("notice", notice)
     parts = [_shape_table(info), _weights_table(info), _cache_table(info), _step_table(info)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from stepfuse.core.config import Geometry
+from stepfuse.core.errors import CheckpointError
 from stepfuse.core.parse_config import ParsedConfig, parse_config
 from stepfuse.ops.packed import PackedExperts, PackedGateUp, PackedLinear, expert_layout
 from stepfuse.weights.arena import allocate_arena, read_once
@@ -22,21 +23,37 @@ from stepfuse.weights.layout import Placement, arena_layout
 from stepfuse.weights.memory import LOAD_MARGIN_BYTES, check_fits
 from stepfuse.weights.names import FieldSpec
 from stepfuse.weights.pack import Packer
+from stepfuse.weights.prepared import (
+    FILE_NAME,
+    Header,
+    Prepared,
+    check_prepared,
+    checkpoint_digest,
+    layout_digest,
+    map_prepared,
+    new_header,
+    write_prepared,
+)
 from stepfuse.weights.progress import Advance, byte_progress
 from stepfuse.weights.reader import Checkpoint, open_checkpoint, read_config
 from stepfuse.weights.store import ModelWeights
 
 # Beyond this the disk or the memory is the limit.
 _WORKERS_MAX = 16
+_ROUNDED = " values changed"
 _Task = tuple[int, Callable[[], None]]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """`allow_config_keys`: unknown keys to accept. Without a TTY it is always `quiet`."""
+    """`allow_config_keys`: unknown keys to accept. Without a TTY it is always `quiet`. `prepared`:
+    auto maps the checkpoint's prepared file where there is a valid one, off packs, require refuses
+    to pack.
+    """
 
     allow_config_keys: frozenset[str] = frozenset()
     quiet: bool = False
+    prepared: Prepared = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +77,26 @@ def open_model(path: Path, allow_keys: frozenset[str]) -> tuple[ParsedConfig, Ch
 
 
 def load(path: Path, options: LoadOptions | None = None) -> LoadedModel:
-    """Load a checkpoint directory into one arena.
+    """Load a checkpoint directory into one arena, or map its prepared file.
 
-    Peak memory is the arena plus a few blocks of one tensor. Raises ConfigError, CheckpointError,
-    or MemoryPlanError where the arena does not fit.
+    Peak memory is the arena plus a few blocks of one tensor. Raises ConfigError, CheckpointError
+    (also for a stale prepared file that is required), or MemoryPlanError where the arena does not
+    fit.
     """
     options = options or LoadOptions()
     parsed, checkpoint, geometry = open_model(path, options.allow_config_keys)
     placements = arena_layout(geometry)
     size = placements[-1].offset + placements[-1].bytes
     check_fits(size + LOAD_MARGIN_BYTES, f"the weights of {path}")
+    found, notices = _prepared(path, options, (checkpoint, geometry))
+    if found is not None:
+        arena = map_prepared(path / FILE_NAME, found, options.quiet)
+        return LoadedModel(
+            geometry=geometry,
+            weights=assemble(geometry, arena, placements),
+            notices=parsed.notices + found.notices + notices,
+            kv_cache_dtype=parsed.kv_cache_dtype,
+        )
     arena = allocate_arena(size)
     packer = Packer(checkpoint)
     with byte_progress(f"loading {path.name}", size, options.quiet) as advance:
@@ -78,9 +105,53 @@ def load(path: Path, options: LoadOptions | None = None) -> LoadedModel:
     return LoadedModel(
         geometry=geometry,
         weights=assemble(geometry, arena, placements),
-        notices=parsed.notices + _rounding_notice(packer),
+        notices=parsed.notices + _rounding_notice(packer) + notices,
         kv_cache_dtype=parsed.kv_cache_dtype,
     )
+
+
+def prepare(path: Path, options: LoadOptions, force: bool = False) -> Path:
+    """Write the checkpoint's prepared file from its own tensors, and return where it is.
+
+    CheckpointError where there is one already, unless `force`.
+    """
+    file = path / FILE_NAME
+    if file.exists() and not force:
+        raise CheckpointError(f"{file} is there already: --force replaces it, --check verifies it")
+    loaded = load(path, replace(options, prepared="off"))
+    _, checkpoint, geometry = open_model(path, options.allow_config_keys)
+    rounded = tuple(n for n in loaded.notices if n.endswith(_ROUNDED))
+    header = replace(expected_header(path, checkpoint, geometry), notices=rounded)
+    write_prepared(file, loaded.weights.arena, header, options.quiet)
+    return file
+
+
+def expected_header(path: Path, checkpoint: Checkpoint, geometry: Geometry) -> Header:
+    """What a valid prepared file of this checkpoint says; without checksums and notices."""
+    placements = arena_layout(geometry)
+    size = placements[-1].offset + placements[-1].bytes
+    digests = checkpoint_digest(checkpoint, path), layout_digest(geometry, placements)
+    return new_header(size, *digests, notices=())
+
+
+def _prepared(
+    path: Path, options: LoadOptions, model: tuple[Checkpoint, Geometry]
+) -> tuple[Header | None, tuple[str, ...]]:
+    """The header of the prepared file to map, or None; and what to say about it."""
+    file = path / FILE_NAME
+    if options.prepared == "off":
+        return None, ()
+    if not file.is_file():
+        if options.prepared == "require":
+            raise CheckpointError(f"{file} is not there: run `stepfuse prepare {path}`")
+        return None, ()
+    try:
+        header = check_prepared(file, expected_header(path, *model))
+        return header, (f"weights mapped from {file}",)
+    except CheckpointError as error:
+        if options.prepared == "require":
+            raise
+        return None, (f"packed the checkpoint instead: {error}",)
 
 
 def _tasks(
@@ -148,4 +219,4 @@ def _rounding_notice(packer: Packer) -> tuple[str, ...]:
     if not packer.rounded:
         return ()
     changed = sum(packer.rounded.values())
-    return (f"{len(packer.rounded)} FP32 tensors were rounded to BF16; {changed} values changed",)
+    return (f"{len(packer.rounded)} FP32 tensors were rounded to BF16; {changed}{_ROUNDED}",)
