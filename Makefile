@@ -13,7 +13,7 @@ BUILD_STAMP := $(VENV)/.build
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt) CMakeLists.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-slow check format oracles peers bench k3-tiny native-test clean
+.PHONY: help setup build demo test test-slow check format oracles peers bench bench-peers gate k3-tiny native-test clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
@@ -83,6 +83,14 @@ peers:  ## Build llama.cpp in its own environment, for `stepfuse bench peers`
 
 bench: $(BUILD_STAMP)  ## Decode step of k3-tiny: standard, specialized, % of roof
 	@$(BIN)/stepfuse bench step k3-tiny --rows 1,2,4,8 --threads $(THREADS)
+
+bench-peers: $(BUILD_STAMP)  ## A 26 MB K3 beside llama.cpp and PyTorch (make peers first)
+	@test -d build/k3-cache || $(BIN)/stepfuse synth k3-cache build/k3-cache
+	@$(BIN)/stepfuse bench peers build/k3-cache --peer all --kinds all --prompts 64 \
+	  --threads $(THREADS) --python $(PEERS_VENV)/bin/python
+
+gate: test  ## The tests, then this run's ratios against the stored ones (ARGS=--update stores them)
+	@$(BIN)/stepfuse bench gate --threads $(THREADS) $(ARGS)
 
 k3-tiny: $(BUILD_STAMP)  ## Train the bundled k3-tiny again (up to 90 minutes on 2 cores)
 	@$(BIN)/python -m training.k3_tiny.train --minutes 60 --out build/k3-tiny-train

@@ -55,13 +55,28 @@ def median_reading(readings: list[Reading]) -> Reading:
     return Reading(median(r.read_gbps for r in readings), median(pings) if pings else None)
 
 
+def machine_class(threads: int, level: str) -> str:
+    """What ratios of two machines can be compared by: processor, threads and level.
+
+    Family and model are named because guests often hide which of a vendor's processors they run on.
+    """
+    facts = _cpu_facts()
+    model = f" {facts['cpu family']}/{facts['model']}" if "cpu family" in facts else ""
+    return f"{_cpu_model()}{model}, {threads} threads, {level}"
+
+
 def _cpu_model() -> str:
+    return _cpu_facts().get("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_facts() -> dict[str, str]:
+    """What the system says of its first processor; empty where it says nothing."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
     except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+        return {}
+    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    return {name.strip(): value.strip() for name, value in pairs}
 
 
 def _commit() -> str:
