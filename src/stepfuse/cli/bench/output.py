@@ -23,7 +23,7 @@ def show(
 
     console = Console()
     # A narrow terminal (or none) must not cut figures.
-    console.width = max(console.width, 118)
+    console.width = max(console.width, 132)
     console.print(table)
     if json_file is not None:
         json_file.write_text(json.dumps(list(figures), indent=1) + "\n")
